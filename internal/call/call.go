@@ -1,0 +1,186 @@
+// Package call sends commands through go-redis so that two things hold that the client does not promise by itself:
+// a command is sent at most once, and a caller waits no longer than its context lives.
+//
+// How the second is reached depends on the client. With ContextTimeoutEnabled the command runs in the caller's own
+// goroutine under a deadline. Without it go-redis does not look at the context while it reads, so the command runs in
+// a goroutine of its own and the caller leaves when its context ends. A context that can't end needs neither.
+package call
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// Limit is how long one command may take; later answers are not waited for. It is also the time within which a
+	// cancellation is obeyed on a client with ContextTimeoutEnabled, where only a deadline can interrupt a read. It does
+	// not hold for a context that can't end on a client without ContextTimeoutEnabled: there the client's own timeouts do.
+	Limit = time.Second
+
+	// grace is what a caller without ContextTimeoutEnabled stays beyond its context's end: a reply that is already on
+	// its way makes the outcome known, which spares everybody a clean-up.
+	grace = 20 * time.Millisecond
+)
+
+// Client sends commands. It is safe for concurrent use. Clients on one go-redis client are equal.
+type Client struct {
+	rdb    redis.UniversalClient
+	inline bool // the client obeys deadlines by itself
+}
+
+// New returns a Client that sends through rdb. It panics on what can't carry a lock, with a message that says why.
+func New(rdb redis.UniversalClient) Client {
+	if rdb == nil {
+		panic("lock: nil Redis client")
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		panic("lock: nil Redis client")
+	}
+	switch rdb.(type) {
+	case *redis.Ring:
+		panic("lock: redis.Ring moves a name to another server when one is slow or down, so two holders could meet")
+	case *redis.AutoPipeliner:
+		panic("lock: redis.AutoPipeliner delays and regroups commands; pass the client it was made from")
+	}
+	return Client{rdb: rdb, inline: obeysDeadlines(rdb)}
+}
+
+// obeysDeadlines tells whether rdb sets its socket deadlines from the context. A ReadTimeout of -2 switches socket
+// deadlines off altogether.
+func obeysDeadlines(rdb redis.UniversalClient) bool {
+	switch c := rdb.(type) {
+	case interface{ Options() *redis.Options }:
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+	case interface{ Options() *redis.ClusterOptions }:
+		o := c.Options()
+		return o.ContextTimeoutEnabled && o.ReadTimeout >= 0 && o.WriteTimeout >= 0
+	}
+	return false
+}
+
+// Process sends cmd, whose type should be Bool or Any. The error is the command's own, or says that the caller left;
+// ClassOf tells what it means for the outcome. If it is an *Abandoned, the command may still run: its reply must not
+// be read. The command's context is kept in room, which callers place next to the arguments to spare an allocation.
+func (c Client) Process(ctx context.Context, room *Limited, cmd redis.Cmder) error {
+	switch {
+	case ctx.Err() != nil:
+		return &Abandoned{cause: ContextError(ctx), unsent: true}
+	case c.inline:
+		*room = Limited{ctx, time.Now().Add(Limit)}
+		return endOf(ctx, c.rdb.Process(room, cmd))
+	case ctx.Done() == nil:
+		return c.rdb.Process(ctx, cmd)
+	default:
+		return detached(ctx, func() error { return c.rdb.Process(ctx, cmd) })
+	}
+}
+
+// Pipeline sends cmds in one round trip, in a goroutine of its own. The error is that of the whole; each command has
+// its own. The warning of Process about abandoned commands holds here too.
+func (c Client) Pipeline(ctx context.Context, cmds []redis.Cmder) error {
+	return detached(ctx, func() error {
+		pipe := c.rdb.Pipeline()
+		for _, cmd := range cmds {
+			_ = pipe.Process(ctx, cmd) // only queues
+		}
+		_, err := pipe.Exec(ctx)
+		return err
+	})
+}
+
+// Node returns something that is equal for keys served by the same primary, as far as the client knows: a hint for
+// grouping, not for routing.
+func (c Client) Node(ctx context.Context, key string) any {
+	cluster, ok := c.rdb.(interface {
+		MasterForKey(context.Context, string) (*redis.Client, error)
+	})
+	if !ok {
+		return nil
+	}
+	node, err := cluster.MasterForKey(ctx, key)
+	if err != nil {
+		return nil
+	}
+	return node
+}
+
+// detached lets send run on when ctx ends.
+func detached(ctx context.Context, send func() error) error {
+	result := make(chan error, 1)
+	go func() { result <- send() }()
+	timer := time.NewTimer(Limit)
+	defer timer.Stop()
+	select {
+	case err := <-result:
+		return endOf(ctx, err)
+	case <-timer.C:
+		return &Abandoned{cause: errLimit}
+	case <-ctx.Done():
+		timer.Reset(grace)
+	}
+	select {
+	case err := <-result:
+		return endOf(ctx, err)
+	case <-timer.C:
+		return &Abandoned{cause: ContextError(ctx)}
+	}
+}
+
+var errLimit = fmt.Errorf("no answer within %v", Limit)
+
+// endOf turns the i/o timeout that a deadline causes into the context's own error. The socket's deadline may strike a
+// moment before the context's timer does, so the clock decides. A server's answer is left as it is.
+func endOf(ctx context.Context, err error) error {
+	if err == nil || ClassOf(err) != Unknown {
+		return err
+	}
+	if ctx.Err() != nil {
+		return &Abandoned{cause: fmt.Errorf("%w: %w", ContextError(ctx), err)}
+	}
+	if d, ok := ctx.Deadline(); ok && !time.Now().Before(d) {
+		return &Abandoned{cause: fmt.Errorf("%w: %w", context.DeadlineExceeded, err)}
+	}
+	return err
+}
+
+// ContextError is ctx.Err(), joined with the cause where that is another error.
+func ContextError(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if err == cause {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
+}
+
+// Limited is a context with an earlier deadline and no timer of its own: go-redis takes the socket's deadline from
+// it, and nothing has to be stopped afterwards.
+type Limited struct {
+	context.Context
+	limit time.Time
+}
+
+// Deadline returns the earlier of the context's own deadline and the limit.
+func (c *Limited) Deadline() (time.Time, bool) {
+	if d, ok := c.Context.Deadline(); ok && d.Before(c.limit) {
+		return d, true
+	}
+	return c.limit, true
+}
+
+// Bool and Any are go-redis commands without the hidden retry, which would make outcomes ambiguous: go-redis asks each
+// command whether it may be sent again.
+type (
+	Bool struct{ *redis.BoolCmd }
+	Any  struct{ *redis.Cmd }
+)
+
+// NoRetry reports true: go-redis must not send the command again.
+func (Bool) NoRetry() bool { return true }
+
+// NoRetry reports true: go-redis must not send the command again.
+func (Any) NoRetry() bool { return true }

@@ -1,0 +1,89 @@
+package call
+
+import (
+	"errors"
+	"net"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Class says what an error tells about the command it belongs to.
+type Class int
+
+const (
+	// Done: the server executed the command and answered.
+	Done Class = iota
+	// NotDone: the command had no effect; a later try may succeed.
+	NotDone
+	// Never: the command had no effect, and waiting will not change that.
+	Never
+	// Unknown: the command may have been executed, now or later.
+	Unknown
+)
+
+// Abandoned is the error of a command whose caller left before an answer came.
+type Abandoned struct {
+	cause  error // matches ctx.Err(), unless the limit of a command was over
+	unsent bool  // the context had ended before anything was sent
+}
+
+func (e *Abandoned) Error() string { return e.cause.Error() }
+
+// Unwrap returns why the caller left.
+func (e *Abandoned) Unwrap() error { return e.cause }
+
+// never lists the codes of replies that time does not heal. Every other code names a state that may pass: LOADING,
+// READONLY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN, NOREPLICAS, OOM, BUSY, MISCONF, MOVED and ASK after too many redirects.
+var never = map[string]bool{
+	"ERR": true, "NOAUTH": true, "NOPERM": true, "WRONGPASS": true, "WRONGTYPE": true,
+	"CROSSSLOT": true, "DENIED": true, "NOPROTO": true, "EXECABORT": true,
+}
+
+// ClassOf tells the class of the error that a command ended with. An error reply of the server means that our
+// commands had no effect: the scripts check and count before they set.
+func ClassOf(err error) Class {
+	switch {
+	case err == nil, errors.Is(err, redis.Nil):
+		return Done
+	case errors.Is(err, redis.ErrClosed):
+		return Never
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), redis.IsMaxClientsError(err):
+		return NotDone
+	}
+	var left *Abandoned
+	if errors.As(err, &left) {
+		if left.unsent {
+			return NotDone
+		}
+		return Unknown
+	}
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return classOfReply(reply.Error())
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return NotDone // no connection, so nothing was sent
+	}
+	return Unknown
+}
+
+func classOfReply(text string) Class {
+	code, _, _ := strings.Cut(text, " ")
+	if never[code] {
+		return Never
+	}
+	return NotDone
+}
+
+// IsCode tells whether err is a reply of the server with the given code, such as WRONGTYPE.
+func IsCode(err error, code string) bool {
+	return err != nil && redis.HasErrorPrefix(err, code)
+}
+
+// WasAbandoned tells whether the caller left before the command ended, so that the command must not be read.
+func WasAbandoned(err error) bool {
+	var left *Abandoned
+	return errors.As(err, &left)
+}

@@ -1,0 +1,701 @@
+// Package lock is a distributed lock on Redis: of all processes that share a Redis server, one at a time runs a
+// critical section.
+package lock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/seed-b640e7e9/lock/internal/call"
+	"github.com/seed-b640e7e9/lock/internal/keys"
+	"github.com/seed-b640e7e9/lock/internal/sweep"
+	"github.com/seed-b640e7e9/lock/internal/wait"
+)
+
+const (
+	defaultTTL = 10 * time.Second
+	minTTL     = 10 * time.Millisecond
+	maxTTL     = 10 * 365 * 24 * time.Hour // more than any lease means, and far from where durations overflow
+
+	// releaseBudget is the time that Release and Extend give to a Redis that fails, and all that Release takes when its
+	// context has ended before.
+	releaseBudget = time.Second
+
+	sweeps = 8 // clean-ups under way at a time
+)
+
+// A Locker takes locks. It is made by New, and safe for concurrent use; a process needs one for each Redis. It runs
+// nothing while no lock is held, so there is nothing to close.
+type Locker struct {
+	core *core
+	opts options
+}
+
+// core is what a Locker shares with its variants.
+type core struct {
+	store   Store
+	dog     *watchdog
+	sweeper *sweep.Sweeper
+}
+
+// New returns a Locker on one Redis: a single server, the primary that Sentinel names, or a Cluster. It does no I/O.
+//
+// The client should have ContextTimeoutEnabled set, which makes go-redis obey deadlines by itself: then each command
+// runs in the caller's goroutine. Without it a command whose context can end costs a goroutine more.
+//
+// New panics if rdb can't carry a lock (nil, a redis.Ring, a redis.AutoPipeliner) or if an option is invalid.
+func New(rdb redis.UniversalClient, opts ...Option) *Locker {
+	return NewWithStore(NewStore(rdb), opts...)
+}
+
+// NewWithStore returns a Locker on a Store. It is experimental until v1. Lockers on equal Stores are taken to
+// share their keys. It panics if s is nil or not comparable, or if an option is invalid.
+func NewWithStore(s Store, opts ...Option) *Locker {
+	if s == nil {
+		panic("lock: nil Store")
+	}
+	if !reflect.ValueOf(s).Comparable() {
+		panic("lock: a Store must be comparable; use a pointer")
+	}
+	c := &core{store: s, dog: newWatchdog(s), sweeper: sweep.New(sweeps, call.Limit)}
+	l := &Locker{core: c, opts: options{ttl: defaultTTL}}
+	return l.With(opts...)
+}
+
+// With returns a variant of l with other options. The two share the watchdog, and exclude each other as any two
+// Lockers on one Redis do. With panics if an option is invalid.
+func (l *Locker) With(opts ...Option) *Locker {
+	v := &Locker{core: l.core, opts: l.opts}
+	for _, opt := range opts {
+		opt(&v.opts)
+	}
+	if err := v.opts.check(); err != nil {
+		panic("lock: " + err.Error())
+	}
+	return v
+}
+
+// Do waits for the lock, runs fn while holding it, and releases it when fn has returned, panicked or called
+// runtime.Goexit. The lock is renewed until then, even if ctx has ended and fn does not listen.
+//
+// The context of fn has the values and the deadline of ctx, and ends with it. It ends too when the lock is lost, with a
+// cause that matches ErrLost, before anyone else can get in: fn should then stop at once.
+//
+// Do returns fn's error. If the section may not have been exclusive up to fn's return, the error matches ErrLost too:
+// test for that first. If fn did not run, the error is one of Acquire's.
+func (l *Locker) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	return l.do(ctx, name, fn, false)
+}
+
+// TryDo is Do, but does not wait: if another holds the lock it returns an error that matches ErrHeld at once.
+func (l *Locker) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	return l.do(ctx, name, fn, true)
+}
+
+func (l *Locker) do(ctx context.Context, name string, fn func(context.Context) error, try bool) (err error) {
+	if fn == nil {
+		return &Error{Op: "do", Name: name, Err: errors.New("nil function")}
+	}
+	lk, err := l.take(ctx, name, try, true)
+	if err != nil {
+		return err
+	}
+	defer func() { err = lk.conclude(ctx, err) }()
+	return fn(&lk.ctx)
+}
+
+// conclude releases the lock after fn has ended with err, and returns what Do does.
+func (lk *Lock) conclude(ctx context.Context, err error) error {
+	released := lk.Release(ctx)
+	switch {
+	case released == nil:
+		return err
+	case !errors.Is(released, ErrLost):
+		lk.lease.log().Warn("lock: release failed; the lease ends by itself", "name", lk.name, "error", released)
+		return err
+	case err == nil:
+		return released
+	default:
+		return fmt.Errorf("%w: %w", err, released)
+	}
+}
+
+// Acquire waits until it holds the lock, or ctx or WithMaxWait ends the waiting. The lock is renewed until it is
+// released: the end of ctx does not end it. Use Do where you can; use Acquire where a lock has to outlive a function.
+//
+// The error is an *Error. It matches ErrHeld if another held the lock up to the end, and ctx's error if that was the
+// end; ErrUnknown if the last command got no answer; ErrReentrant at once if ctx comes from a holder of the lock.
+// Otherwise it carries the client's error: Redis could not be reached, or refused. What time may heal is tried again,
+// with growing pauses; what it does not heal, such as missing permissions, is returned at once.
+func (l *Locker) Acquire(ctx context.Context, name string) (*Lock, error) {
+	return l.take(ctx, name, false, false)
+}
+
+// TryAcquire is Acquire, but makes one attempt: if another holds the lock, its error matches ErrHeld. An attempt whose
+// outcome is unknown is asked about once more.
+func (l *Locker) TryAcquire(ctx context.Context, name string) (*Lock, error) {
+	return l.take(ctx, name, true, false)
+}
+
+// Wait returns nil when no lease of l and its variants is held and no clean-up is left, or ctx's error. Call it before
+// the process exits, so that deletes in the background are not cut off; and at the end of tests.
+func (l *Locker) Wait(ctx context.Context) error {
+	if err := l.core.dog.wait(ctx); err != nil {
+		return err
+	}
+	return l.core.sweeper.Wait(ctx)
+}
+
+// take is Acquire and TryAcquire; with follow, the lock's context ends with ctx.
+func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock, error) {
+	a, err := l.prepare(ctx, name)
+	if err != nil {
+		return nil, &Error{Op: "acquire", Name: name, Err: err}
+	}
+	waiting := ctx
+	if l.opts.maxWait > 0 {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, l.opts.maxWait)
+		defer cancel()
+	}
+	g, err := l.contend(waiting, &a, try)
+	if err != nil {
+		l.core.sweepStrays(a.req, a.strays)
+		return nil, &Error{Op: "acquire", Name: name, Err: ended(ctx, waiting, err)}
+	}
+	return l.grant(ctx, name, a, g, follow), nil
+}
+
+// attempt is what one caller sends for a name: one token, as often as needed. Once a delete was sent for the token it
+// is never used again.
+type attempt struct {
+	req    Request
+	strays strays
+}
+
+// prepare makes the attempt, unless it is clear without asking that it can't succeed.
+func (l *Locker) prepare(ctx context.Context, name string) (attempt, error) {
+	if name == "" {
+		return attempt{}, errors.New("empty name")
+	}
+	if ctx.Err() != nil {
+		return attempt{}, call.ContextError(ctx)
+	}
+	key := Key{Lock: keys.Lock(l.opts.prefix, name)}
+	if l.holds(ctx, key.Lock) {
+		return attempt{}, ErrReentrant
+	}
+	if l.opts.fence != FenceOff {
+		key.Fence = keys.Fence(l.opts.prefix, name)
+	}
+	return attempt{req: Request{Key: key, Token: newToken(), TTL: l.opts.ttl, Fence: l.opts.fence}}, nil
+}
+
+// newToken returns a random UUID. It is filled in place, which spares the allocation of uuid.NewRandom.
+func newToken() string {
+	var id uuid.UUID
+	rand.Read(id[:])          // never fails
+	id[6] = id[6]&0x0f | 0x40 // version 4
+	id[8] = id[8]&0x3f | 0x80 // variant of RFC 9562
+	return id.String()
+}
+
+// holds tells whether ctx comes from a holder of the key, who would wait for itself.
+func (l *Locker) holds(ctx context.Context, key string) bool {
+	for lk, ok := FromContext(ctx); ok; lk, ok = lk.outer() {
+		if lk.lease.dog.store == l.core.store && lk.lease.req.Key.Lock == key && lk.lease.check() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// granted is the success of an attempt.
+type granted struct {
+	sent  moment // when the command was sent that took the lease
+	fence Fence
+}
+
+// contend tries until the lock is granted, ctx ends or trying is of no use. It returns the last error.
+func (l *Locker) contend(ctx context.Context, a *attempt, try bool) (granted, error) {
+	var poll wait.Poll
+	for n := 0; ; n++ {
+		g, remaining, err := l.once(ctx, a)
+		if err == nil || isPermanent(err) || ctx.Err() != nil {
+			return g, err
+		}
+		if try && (n > 0 || !errors.Is(err, ErrUnknown)) {
+			return g, err
+		}
+		if !wait.Sleep(ctx, poll.Next(remaining)) {
+			return g, err
+		}
+	}
+}
+
+// errLate is a grant with too little left of it. Another try finds the token and raises its TTL again.
+var errLate = fmt.Errorf("%w: granted too late to be of use", ErrUnknown)
+
+// once makes one try. A grant that nobody can use, as ctx has ended or a quarter of the TTL or less is left, becomes a
+// stray.
+func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, error) {
+	sent := now()
+	reply, err := l.core.store.Acquire(ctx, a.req)
+	a.req.Again = true
+	if errors.Is(err, ErrUnknown) {
+		a.strays.add(sent)
+	}
+	if err != nil {
+		return granted{}, reply.Remaining, err
+	}
+	if reply.Own && a.strays.n > 0 {
+		a.strays.n--
+	}
+	if ctx.Err() != nil {
+		a.strays.add(sent)
+		return granted{}, 0, call.ContextError(ctx)
+	}
+	if time.Until(sent.time.Add(a.req.TTL-drift(a.req.TTL))) <= a.req.TTL/4 {
+		a.strays.add(sent)
+		return granted{}, 0, errLate
+	}
+	return granted{sent: sent, fence: reply.Fence}, 0, nil
+}
+
+// ended adds why the waiting has ended to the last error, if it was a context: the caller's, or that of WithMaxWait,
+// which the caller never sees.
+func ended(ctx, waiting context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
+		return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
+	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, waiting.Err()):
+		return fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
+	default:
+		return err
+	}
+}
+
+// grant makes the Lock.
+func (l *Locker) grant(ctx context.Context, name string, a attempt, g granted, follow bool) *Lock {
+	le := &lease{dog: l.core.dog, name: name, req: a.req, logger: l.opts.logger, strays: a.strays}
+	if l.opts.maxHold > 0 {
+		le.until = g.sent.time.Add(l.opts.maxHold)
+	}
+	lk := &Lock{core: l.core, lease: le, name: name, fence: g.fence}
+	if l.opts.minHold > 0 {
+		lk.keep = time.Now().Add(l.opts.minHold)
+	}
+	lk.ctx.lock = lk
+	parent := ctx
+	if !follow {
+		parent, lk.ctx.values = context.Background(), ctx
+	}
+	lk.ctx.Context, le.cancel = context.WithCancelCause(parent)
+	le.handle = weak.Make(lk)
+	le.begin(g.sent)
+	return lk
+}
+
+// sweepStrays deletes, in the background, what sends of unknown outcome may have left or may leave yet.
+func (c *core) sweepStrays(r Request, s strays) {
+	if s.n > 0 && time.Since(s.last) < r.TTL {
+		c.sweep(r, s)
+	}
+}
+
+func (c *core) sweep(r Request, s strays) {
+	c.sweeper.Add(sweep.Task{Until: s.last.Add(r.TTL), Do: func(ctx context.Context) bool {
+		err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
+		if err == nil {
+			s.n--
+		}
+		return s.n == 0 || isPermanent(err)
+	}})
+}
+
+// A Lock is one grant of a name. It is made by Acquire and TryAcquire, or reached through FromContext, and is safe for
+// concurrent use. Most callers need Context, to stop when the lock is lost, and Release. A Lock that is dropped without
+// Release is no longer renewed once it has been garbage-collected.
+type Lock struct {
+	core  *core
+	lease *lease
+	name  string
+	fence Fence
+	keep  time.Time // a release before it leaves the key until then; zero: none does
+	ctx   lockContext
+
+	mu        sync.Mutex    // guards all below, but for what only the goroutine that set releasing touches
+	releasing bool          // a Release is under way
+	after     chan struct{} // closed when it ends; nil while nobody waits for that
+	settled   bool          // the outcome is definite
+	outcome   error         // and this is it
+	unsure    bool          // a delete of unknown outcome was sent; only the releasing goroutine touches it
+}
+
+// Name returns the name that is locked.
+func (lk *Lock) Name() string { return lk.name }
+
+// Fence returns the fencing token of this grant, or zero without WithFencing or WithClockFencing.
+func (lk *Lock) Fence() Fence { return lk.fence }
+
+// Context returns a context that ends when the lock is lost or released. Its cause then is an *Error that matches
+// ErrLost, or ErrReleased. It has the values of the context that the lock was acquired with; inside Do it ends with
+// that context too. A context derived from it keeps the Lock from being garbage-collected until it ends.
+func (lk *Lock) Context() context.Context { return &lk.ctx }
+
+// Deadline returns when the lease ends unless it is renewed before. It moves with every renewal.
+func (lk *Lock) Deadline() time.Time {
+	lk.lease.mu.Lock()
+	defer lk.lease.mu.Unlock()
+	return lk.lease.deadline
+}
+
+// Valid tells whether the lock is held and its deadline has not passed. It reads the clock, so it is right at once
+// after the process was stopped and goes on; on Linux it counts the time of a suspended machine too. It asks nobody.
+func (lk *Lock) Valid() bool { return lk.lease.valid() }
+
+// Extend makes the lease last for at least ttl from now; it never shortens it. Later renewals use the Locker's TTL
+// again. It is for work that can't be renewed for a while, such as before a planned pause.
+//
+// A Redis that fails is tried again for about a second, or until ctx ends. The error is an *Error: it matches ErrLost
+// or ErrReleased if the lock is no longer held, ErrUnknown if no answer came; then the lock is as valid as before.
+// An invalid ttl changes nothing.
+func (lk *Lock) Extend(ctx context.Context, ttl time.Duration) error {
+	if err := lk.extend(ctx, ttl.Truncate(time.Millisecond)); err != nil {
+		return &Error{Op: "extend", Name: lk.name, Err: err}
+	}
+	return nil
+}
+
+func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
+	if err := checkTTL(ttl); err != nil {
+		return err
+	}
+	if err := lk.lease.check(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return call.ContextError(ctx)
+	}
+	r := lk.lease.req
+	r.TTL = ttl
+	err := persist(ctx, func() (err error) {
+		sent := now()
+		lk.core.store.Renew(ctx, []Request{r}, func(_ int, e error) { err = e })
+		if err == nil {
+			return lk.lease.confirm(sent, ttl)
+		}
+		return err
+	})
+	if errors.Is(err, ErrLost) {
+		return lk.lease.lose(errGone)
+	}
+	return err
+}
+
+// persist repeats step while it fails for a reason that may pass, until ctx or the budget ends.
+func persist(ctx context.Context, step func() error) error {
+	var poll wait.Poll
+	for end := time.Now().Add(releaseBudget); ; {
+		err := step()
+		if err == nil || isPermanent(err) || errors.Is(err, ErrLost) || errors.Is(err, ErrReleased) {
+			return err
+		}
+		if !time.Now().Before(end) || !wait.Sleep(ctx, poll.Next(0)) {
+			return ended(ctx, ctx, err)
+		}
+	}
+}
+
+// Release gives the lock up. The lock's context ends first, with the cause ErrReleased; then the key is deleted.
+//
+// It tries even if ctx has ended, for about a second; a defer lk.Release(ctx) is right. If ctx ends meanwhile it
+// returns soon, and the delete goes on in the background for as long as the lease may last.
+//
+// It returns nil if the lock was released, also by an earlier call, and an *Error that matches ErrLost if the lock was
+// lost before. These outcomes are final. Otherwise Redis could not be reached, or, if it matches ErrUnknown, did not
+// answer; a further call tries again. Concurrent calls wait for the one under way.
+func (lk *Lock) Release(ctx context.Context) error {
+	if ctx.Err() != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), releaseBudget)
+		defer cancel()
+	}
+	if settled, err := lk.enter(ctx); settled || err != nil {
+		return err
+	}
+	err, final := lk.release(ctx)
+	if err != nil {
+		err = &Error{Op: "release", Name: lk.name, Err: err}
+	}
+	lk.leave(err, final)
+	return err
+}
+
+// enter waits for a Release under way. It returns the outcome if that is settled; otherwise it is the caller's turn.
+func (lk *Lock) enter(ctx context.Context) (settled bool, err error) {
+	lk.mu.Lock()
+	defer lk.mu.Unlock()
+	for lk.releasing {
+		if lk.after == nil {
+			lk.after = make(chan struct{})
+		}
+		after := lk.after
+		lk.mu.Unlock()
+		select {
+		case <-after:
+		case <-ctx.Done():
+		}
+		lk.mu.Lock()
+		if lk.releasing && ctx.Err() != nil {
+			return false, &Error{Op: "release", Name: lk.name, Err: fmt.Errorf("%w: %w", ErrUnknown, call.ContextError(ctx))}
+		}
+	}
+	if lk.settled {
+		return true, lk.outcome
+	}
+	lk.releasing = true
+	return false, nil
+}
+
+func (lk *Lock) leave(err error, final bool) {
+	lk.mu.Lock()
+	defer lk.mu.Unlock()
+	lk.releasing = false
+	if final {
+		lk.settled, lk.outcome = true, err
+	}
+	if lk.after != nil {
+		close(lk.after)
+		lk.after = nil
+	}
+}
+
+// release ends the lease and deletes the key. It tells whether the outcome is definite.
+func (lk *Lock) release(ctx context.Context) (err error, final bool) {
+	lk.core.dog.count(1)
+	defer lk.core.dog.count(-1)
+	if err := lk.lease.finish(); err != nil && err != ErrReleased {
+		if err != errGone {
+			lk.sweep() // it may be there yet: renewals may have arrived whose answers did not
+		}
+		return err, true
+	}
+	err = persist(ctx, func() error {
+		err := lk.core.store.Release(ctx, lk.ending())
+		lk.unsure = lk.unsure || errors.Is(err, ErrUnknown)
+		return err
+	})
+	switch {
+	case err == nil, errors.Is(err, ErrLost) && (lk.unsure || !time.Now().Before(lk.Deadline())):
+		// Gone: an earlier delete has worked, or the lease ran out on the way, after it was given up.
+		lk.core.sweepStrays(lk.lease.req, lk.lease.strays)
+		return nil, true
+	case errors.Is(err, ErrLost):
+		return errGone, true
+	default:
+		lk.unsure = true
+		lk.sweep()
+		return err, false
+	}
+}
+
+// ending is the request that gives the key up now.
+func (lk *Lock) ending() Request {
+	r := Request{Key: lk.lease.req.Key, Token: lk.lease.req.Token}
+	if !lk.keep.IsZero() {
+		r.Hold = max(0, time.Until(lk.keep))
+	}
+	return r
+}
+
+// sweep goes on releasing in the background, for as long as the key may last.
+func (lk *Lock) sweep() {
+	s := lk.lease.strays
+	lk.core.sweeper.Add(sweep.Task{Until: time.Now().Add(lk.lease.req.TTL), Do: func(ctx context.Context) bool {
+		err := lk.core.store.Release(ctx, lk.ending())
+		if err == nil || errors.Is(err, ErrLost) {
+			lk.core.sweepStrays(lk.lease.req, s)
+			return true
+		}
+		return isPermanent(err)
+	}})
+}
+
+// lockContext is the context of a Lock. It embeds a standard cancel context, as contexts derived from any other cost a
+// goroutine each, and knows its Lock.
+type lockContext struct {
+	context.Context
+	values context.Context // whose values it has; nil if those of the embedded one suffice
+	lock   *Lock
+}
+
+type lockKey struct{}
+
+// Value returns the Lock for the package's own key, else what the acquiring context has.
+func (c *lockContext) Value(key any) any {
+	if key == (lockKey{}) {
+		return c.lock
+	}
+	if v := c.Context.Value(key); v != nil || c.values == nil {
+		return v
+	}
+	return c.values.Value(key)
+}
+
+// FromContext returns the innermost lock that ctx belongs to: inside the fn of Do, the one that fn holds.
+func FromContext(ctx context.Context) (*Lock, bool) {
+	lk, ok := ctx.Value(lockKey{}).(*Lock)
+	return lk, ok
+}
+
+// outer returns the lock under which lk was acquired.
+func (lk *Lock) outer() (*Lock, bool) {
+	if lk.ctx.values != nil {
+		return FromContext(lk.ctx.values)
+	}
+	return FromContext(lk.ctx.Context)
+}
+
+// options are the settings of a Locker.
+type options struct {
+	ttl     time.Duration
+	prefix  string
+	fence   FenceMode
+	logger  *slog.Logger // nil: slog.Default()
+	maxWait time.Duration
+	maxHold time.Duration
+	minHold time.Duration
+}
+
+func (o *options) check() error {
+	for _, d := range []struct {
+		option string
+		value  time.Duration
+	}{{"WithMaxWait", o.maxWait}, {"WithMaxHold", o.maxHold}, {"WithMinHold", o.minHold}} {
+		if d.value < 0 || d.value > maxTTL {
+			return fmt.Errorf("%s: %v is not between 0 and %v", d.option, d.value, maxTTL)
+		}
+	}
+	if err := keys.CheckPrefix(o.prefix); err != nil {
+		return fmt.Errorf("WithPrefix: %w", err)
+	}
+	if err := checkTTL(o.ttl); err != nil {
+		return fmt.Errorf("WithTTL: %w", err)
+	}
+	return nil
+}
+
+func checkTTL(ttl time.Duration) error {
+	if ttl < minTTL || ttl > maxTTL {
+		return fmt.Errorf("a TTL of %v is not between %v and %v", ttl, minTTL, maxTTL)
+	}
+	return nil
+}
+
+// An Option is a setting of New and With.
+type Option func(*options)
+
+// WithTTL sets how long a lease lasts unless it is renewed: 10 s by default, at least 10 ms, in whole milliseconds.
+// Others wait that long for the lock of a process that has crashed. It is renewed three times in that time; a holder
+// that can't reach Redis is told of the loss shortly before that time is over.
+func WithTTL(d time.Duration) Option {
+	return func(o *options) { o.ttl = d.Truncate(time.Millisecond) }
+}
+
+// WithPrefix sets what all keys begin with, for example a tenant. Lockers with different prefixes do not exclude each
+// other, provided that neither prefix begins with the other. A prefix with a hash tag keeps all its names in one cluster slot; one
+// with a brace but no complete tag is invalid.
+func WithPrefix(prefix string) Option {
+	return func(o *options) { o.prefix = prefix }
+}
+
+// WithFencing gives every grant a Fence, from a counter that Redis keeps for each name: one small key, which must not
+// be deleted and does not expire. Numbers are as durable as Redis's data; a server that loses it starts again from 1.
+func WithFencing() Option {
+	return func(o *options) { o.fence = FenceCounter }
+}
+
+// WithClockFencing is WithFencing, with numbers that go on rising when Redis has lost its data: each is at least the
+// server's clock in microseconds. That holds as far as the clock of the server that takes over is not behind that of
+// the one before.
+func WithClockFencing() Option {
+	return func(o *options) { o.fence = FenceClock }
+}
+
+// WithLogger sets where losses, failed releases and forgotten locks are reported. The default, also for nil, is
+// slog.Default().
+func WithLogger(logger *slog.Logger) Option {
+	return func(o *options) { o.logger = logger }
+}
+
+// WithMaxWait bounds how long Acquire and Do wait for the lock, where ctx bounds the work too. Zero, the default, does
+// not.
+func WithMaxWait(d time.Duration) Option {
+	return func(o *options) { o.maxWait = d }
+}
+
+// WithMaxHold ends renewal so that no renewal carries the lease beyond d after the grant: then the lock is lost, and a
+// section that hangs does not block others for ever. The first lease lasts for the TTL, also if d is shorter. Zero, the
+// default, sets no end. Extend is not bound by it.
+func WithMaxHold(d time.Duration) Option {
+	return func(o *options) { o.maxHold = d }
+}
+
+// WithMinHold keeps the name locked for at least d after the grant, also if it is released earlier: then nobody holds
+// it, and nobody can take it until then. A job that takes 5 ms runs once a period on a fleet of skewed clocks if d is
+// longer than the skew. Zero, the default, keeps nothing.
+func WithMinHold(d time.Duration) Option {
+	return func(o *options) { o.minHold = d }
+}
+
+// noDefault is the Store behind Default before SetDefault: it fails closed.
+type noDefault struct{}
+
+func (noDefault) Acquire(context.Context, Request) (Reply, error) {
+	return Reply{}, Permanent(ErrNoDefault)
+}
+
+func (noDefault) Renew(_ context.Context, rs []Request, done func(int, error)) {
+	for i := range rs {
+		done(i, Permanent(ErrNoDefault))
+	}
+}
+
+func (noDefault) Release(context.Context, Request) error { return Permanent(ErrNoDefault) }
+
+var defaultLocker atomic.Pointer[Locker]
+
+func init() { defaultLocker.Store(NewWithStore(noDefault{})) }
+
+// SetDefault makes l the Locker of the package-level functions. It panics if l is nil.
+func SetDefault(l *Locker) {
+	if l == nil {
+		panic("lock: SetDefault of a nil Locker")
+	}
+	defaultLocker.Store(l)
+}
+
+// Default returns the Locker of the package-level functions. Before SetDefault it is one whose calls fail with
+// ErrNoDefault.
+func Default() *Locker { return defaultLocker.Load() }
+
+// Do calls Do of the default Locker.
+func Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	return Default().Do(ctx, name, fn)
+}
+
+// TryDo calls TryDo of the default Locker.
+func TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	return Default().TryDo(ctx, name, fn)
+}
