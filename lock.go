@@ -171,7 +171,7 @@ func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock
 	g, err := l.contend(waiting, &a, try)
 	if err != nil {
 		l.core.sweepStrays(a.req, a.strays)
-		return nil, &Error{Op: "acquire", Name: name, Err: ended(ctx, waiting, err)}
+		return nil, &Error{Op: "acquire", Name: name, Err: a.ended(ctx, waiting, err)}
 	}
 	return l.grant(ctx, name, a, g, follow), nil
 }
@@ -181,6 +181,7 @@ func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock
 type attempt struct {
 	req    Request
 	strays strays
+	before error // what the try before the last one said
 }
 
 // prepare makes the attempt, unless it is clear without asking that it can't succeed.
@@ -240,6 +241,7 @@ func (l *Locker) contend(ctx context.Context, a *attempt, try bool) (granted, er
 		if !wait.Sleep(ctx, poll.Next(remaining)) {
 			return g, err
 		}
+		a.before = err
 	}
 }
 
@@ -272,17 +274,32 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 	return granted{sent: sent, fence: reply.Fence}, 0, nil
 }
 
-// ended adds why the waiting has ended to the last error, if it was a context: the caller's, or that of WithMaxWait,
-// which the caller never sees.
-func ended(ctx, waiting context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil && !errors.Is(err, ctx.Err()):
-		return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
-	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, waiting.Err()):
-		return fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
-	default:
+// ended adds to the last error why the waiting has ended, if a context did that: the caller's, or that of WithMaxWait,
+// which the caller never sees. Where it cut a command off, that says nothing of Redis, so what went wrong before is
+// added; but not that another held the lock, as that may have changed.
+func (a *attempt) ended(ctx, waiting context.Context, err error) error {
+	if waiting.Err() == nil {
 		return err
 	}
+	cut := errors.Is(err, waiting.Err())
+	switch {
+	case ctx.Err() != nil:
+		err = withContext(ctx, err)
+	case cut:
+		err = fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
+	}
+	if cut && a.before != nil && !errors.Is(a.before, ErrHeld) {
+		err = fmt.Errorf("%w; before: %w", err, a.before)
+	}
+	return err
+}
+
+// withContext adds ctx's error to err if ctx has ended and err does not say so.
+func withContext(ctx context.Context, err error) error {
+	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
 }
 
 // grant makes the Lock.
@@ -412,7 +429,7 @@ func persist(ctx context.Context, step func() error) error {
 			return err
 		}
 		if !time.Now().Before(end) || !wait.Sleep(ctx, poll.Next(0)) {
-			return ended(ctx, ctx, err)
+			return withContext(ctx, err)
 		}
 	}
 }
