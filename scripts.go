@@ -290,7 +290,7 @@ func (s single) Release(ctx context.Context, r Request) error {
 }
 
 // isWrongType tells a reply that no lease of ours could have caused: the key is another's.
-func isWrongType(err error) bool { return call.IsCode(err, "WRONGTYPE") }
+func isWrongType(err error) bool { return call.HasCode(err, "WRONGTYPE") }
 
 // call begins the arguments of a script with so many keys.
 func (m *message) call(sc *script, keys int) []any {
@@ -301,7 +301,7 @@ func (m *message) call(sc *script, keys int) []any {
 func (s single) eval(ctx context.Context, m *message, sc *script, args []any) (any, error) {
 	cmd := call.Any{Cmd: redis.NewCmd(ctx, args...)}
 	err := s.client.Process(ctx, &m.room, cmd)
-	if call.IsCode(err, "NOSCRIPT") {
+	if call.HasCode(err, "NOSCRIPT") {
 		args[0], args[1] = "eval", sc.text
 		cmd = call.Any{Cmd: redis.NewCmd(ctx, args...)}
 		err = s.client.Process(ctx, &m.room, cmd)
@@ -344,7 +344,7 @@ func (s single) renewGroup(ctx context.Context, rs []Request, group []int, eval 
 	var again []int
 	for k, i := range group {
 		cmd := cmds[k].(call.Any)
-		if eval == "evalsha" && call.IsCode(cmd.Err(), "NOSCRIPT") {
+		if eval == "evalsha" && call.HasCode(cmd.Err(), "NOSCRIPT") {
 			again = append(again, i)
 			continue
 		}

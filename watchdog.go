@@ -330,7 +330,7 @@ func (l *lease) plan(sent moment, at time.Time) {
 	}
 }
 
-// failed plans the next try after one of no avail: soon, then with growing pauses.
+// failed plans the next try after one of no avail: soon, then with growing pauses, but again sooner near the deadline.
 func (l *lease) failed(sent moment, err error) {
 	l.mu.Lock()
 	defer l.unlock()
@@ -338,7 +338,8 @@ func (l *lease) failed(sent moment, err error) {
 		return
 	}
 	l.failure = err
-	pause := min(l.req.TTL/60<<l.failures, l.req.TTL/6)
+	least := l.req.TTL / 60
+	pause := min(least<<l.failures, l.req.TTL/6, max(time.Until(l.deadline)/3, least))
 	l.failures = min(l.failures+1, 8)
 	l.planLocked(time.Now().Add(pause/2 + rand.N(pause/2)))
 }

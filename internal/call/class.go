@@ -3,6 +3,7 @@ package call
 import (
 	"errors"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -33,11 +34,13 @@ func (e *Abandoned) Error() string { return e.cause.Error() }
 // Unwrap returns why the caller left.
 func (e *Abandoned) Unwrap() error { return e.cause }
 
-// never lists the codes of replies that time does not heal. Every other code names a state that may pass: LOADING,
-// READONLY, MASTERDOWN, CLUSTERDOWN, TRYAGAIN, NOREPLICAS, OOM, BUSY, MISCONF, MOVED and ASK after too many redirects.
-var never = map[string]bool{
-	"ERR": true, "NOAUTH": true, "NOPERM": true, "WRONGPASS": true, "WRONGTYPE": true,
-	"CROSSSLOT": true, "DENIED": true, "NOPROTO": true, "EXECABORT": true,
+// codes of replies that time does not heal.
+var never = []string{"NOAUTH", "NOPERM", "WRONGPASS", "WRONGTYPE", "CROSSSLOT", "DENIED", "NOPROTO", "EXECABORT", "ERR"}
+
+// codes of replies that tell of a state that may pass. There are others, and they are taken to pass too; these are
+// looked for within an ERR, as servers before Redis 7 report errors inside a script.
+var passing = []string{
+	"READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "OOM", "MISCONF", "BUSY", "NOSCRIPT",
 }
 
 // ClassOf tells the class of the error that a command ended with. An error reply of the server means that our
@@ -70,16 +73,24 @@ func ClassOf(err error) Class {
 }
 
 func classOfReply(text string) Class {
-	code, _, _ := strings.Cut(text, " ")
-	if never[code] {
-		return Never
+	if hasCode(text, passing) || !hasCode(text, never) {
+		return NotDone
 	}
-	return NotDone
+	return Never
 }
 
-// IsCode tells whether err is a reply of the server with the given code, such as WRONGTYPE.
-func IsCode(err error, code string) bool {
-	return err != nil && redis.HasErrorPrefix(err, code)
+// HasCode tells whether err is a reply of the server with the given code, such as WRONGTYPE: in front, or inside an ERR.
+func HasCode(err error, code string) bool {
+	var reply redis.Error
+	return err != nil && errors.As(err, &reply) && hasCode(reply.Error(), []string{code})
+}
+
+func hasCode(text string, codes []string) bool {
+	words := strings.Fields(text)
+	if len(words) > 0 && words[0] != "ERR" {
+		words = words[:1]
+	}
+	return slices.ContainsFunc(words, func(word string) bool { return slices.Contains(codes, word) })
 }
 
 // WasAbandoned tells whether the caller left before the command ended, so that the command must not be read.

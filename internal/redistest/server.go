@@ -70,8 +70,16 @@ func startIn(tb testing.TB, kind Kind, dir string, args []string) *Server {
 	return s
 }
 
+// confFile is the configuration file in a server's folder, usually empty. What args say goes first.
+const confFile = "server.conf"
+
 // launch runs a server and returns once it answers.
 func launch(kind Kind, dir string, args []string) (s *Server, err error) {
+	conf, err := os.OpenFile(filepath.Join(dir, confFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer conf.Close()
 	for range startTries {
 		var port string
 		if port, err = freePort(); err != nil {
@@ -79,7 +87,8 @@ func launch(kind Kind, dir string, args []string) (s *Server, err error) {
 		}
 		s = &Server{Kind: kind, dir: dir, addr: net.JoinHostPort("127.0.0.1", port)}
 		s.argv = append([]string{
-			kind.binary(), "--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
+			kind.binary(), conf.Name(),
+			"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
 		}, args...)
 		if err = s.start(); err == nil {
 			return s, nil
