@@ -3,38 +3,37 @@ package lock
 import (
 	"errors"
 	"strconv"
-	"strings"
 )
 
 // What can go wrong, for errors.Is. They come wrapped in an *Error. An error that matches none of them, nor the
 // context's, is the client's own: Redis could not be reached, or refused; the lock was certainly not taken.
 var (
 	// ErrHeld: another holds the lock.
-	ErrHeld = errors.New("lock: held by another")
+	ErrHeld = errors.New("lock held by another")
 
 	// ErrLost: the lease ended while the lock was still in use, so the critical section may not have been exclusive to
 	// its end. With ErrUnknown beside it the lease ran out because no renewal was confirmed in time; without, the server
 	// said that the key is gone or another's.
-	ErrLost = errors.New("lock: lost")
+	ErrLost = errors.New("lock lost")
 
 	// ErrReleased: the lock was released before. It is also the cause of a released lock's context.
-	ErrReleased = errors.New("lock: released")
+	ErrReleased = errors.New("lock released")
 
 	// ErrUnknown: a command was sent and no answer came, so it may have had its effect, or have it later. What an acquire
 	// of unknown outcome may leave behind is cleaned up in the background.
-	ErrUnknown = errors.New("lock: outcome unknown")
+	ErrUnknown = errors.New("outcome unknown")
 
 	// ErrReentrant: the context belongs to a holder of the same lock, which would wait for itself.
-	ErrReentrant = errors.New("lock: already held by the caller")
+	ErrReentrant = errors.New("lock already held by the caller")
 
 	// ErrStale: a write was refused because a newer holder has written before.
-	ErrStale = errors.New("lock: stale fence")
+	ErrStale = errors.New("stale fence")
 
 	// ErrNoFence: the lock was taken without fencing.
-	ErrNoFence = errors.New("lock: no fence")
+	ErrNoFence = errors.New("no fence")
 
 	// ErrNoDefault: the package-level functions need SetDefault first.
-	ErrNoDefault = errors.New("lock: no default locker")
+	ErrNoDefault = errors.New("no default Locker; call SetDefault first")
 )
 
 // Error is the error of an operation on a lock, in the shape of fs.PathError.
@@ -50,7 +49,7 @@ func (e *Error) Error() string {
 	if len(name) > 100 {
 		name = name[:100] + "..."
 	}
-	return "lock: " + e.Op + " " + strconv.Quote(name) + ": " + strings.TrimPrefix(e.Err.Error(), "lock: ")
+	return "lock: " + e.Op + " " + strconv.Quote(name) + ": " + e.Err.Error()
 }
 
 // Unwrap returns Err.

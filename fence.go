@@ -37,8 +37,8 @@ return 1
 // fence may write again and again. It is what a protected resource does, for a resource that is a Redis value; README
 // shows the same in SQL.
 //
-// The highest fence seen is kept at a second key of the same cluster slot, "fenced:" followed by key, or, if key has a
-// hash tag {t}, "fenced:{t}:" followed by key. It has no TTL: deleting it lets stale holders write again.
+// The highest fence seen is kept at a second key of the same cluster slot, key followed by ":fenced" and, if key has no
+// hash tag, by ":{key}". It has no TTL: deleting it lets stale holders write again.
 //
 // The error is an *Error that matches ErrStale if the write was refused, ErrNoFence if f is zero, and ErrUnknown if no
 // answer came: then writing again is safe, and the write may also happen late, but never after one with a newer fence.

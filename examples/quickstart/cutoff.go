@@ -91,6 +91,7 @@ func (s *scene) play(ctx context.Context) error {
 		return err
 	}
 	defer held.Release(ctx)
+	defer line.Mend()
 	s.say("A has the lock, with fence %d. B waits for it.", held.Fence())
 	written := make(chan error, 1)
 	wg.Go(func() { written <- s.writeAsB(ctx, b) })

@@ -34,8 +34,8 @@ func main() {
 	if task := os.Getenv(taskVariable); task != "" {
 		os.Exit(workerProcess(task)) // one of the processes that run in run starts
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	signal.Ignore(syscall.SIGPIPE) // "| head" must not keep it from cleaning up
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
 	os.Exit(run(ctx, os.Args[1:], os.Getenv("REDIS_URL"), os.Stdout, os.Stderr))
 }
@@ -74,7 +74,7 @@ func parse(args []string, stderr io.Writer) (config, error) {
 	fs.SetOutput(stderr)
 	fs.IntVar(&c.workers, "workers", 4, "how many move money at the same time, 2 to 32")
 	fs.IntVar(&c.transfers, "transfers", 50, "how many transfers each of them makes, 1 to 1000")
-	fs.Uint64Var(&c.seed, "seed", rand.Uint64(), "what to move is drawn from it; by default a new one each time")
+	fs.Uint64Var(&c.seed, "seed", 0, "what the amounts are drawn from; 0 is another one each time")
 	fs.Usage = func() {
 		fmt.Fprintln(stderr, `quickstart shows what a distributed lock is for: money that is moved without it is lost or made, with it every
 cent is there; a holder that is cut off from Redis hears of it before the next gets in, and can't do harm later.
@@ -92,6 +92,9 @@ Usage: quickstart [flags]`)
 	if fs.NArg() > 0 || c.workers < 2 || c.workers > maxWorkers || c.transfers < 1 || c.transfers > 1000 {
 		fmt.Fprintf(stderr, "quickstart: %q does not make sense; -h explains the flags\n", args)
 		return c, errors.New("bad arguments")
+	}
+	if c.seed == 0 {
+		c.seed = rand.Uint64()
 	}
 	return c, nil
 }

@@ -39,7 +39,7 @@ func connect(ctx context.Context, url string) (*server, error) {
 	}
 	rdb := s.client()
 	defer rdb.Close()
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	if err := rdb.Ping(ctx).Err(); err != nil {
 		s.close()

@@ -208,7 +208,7 @@ func startProcess(ctx context.Context, t task, url string, done io.Writer) error
 
 // workerProcess is main in a worker process. It returns the exit status.
 func workerProcess(text string) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	err := func() error {
 		var t task

@@ -51,7 +51,7 @@ func ClassOf(err error) Class {
 		return Done
 	case errors.Is(err, redis.ErrClosed):
 		return Never
-	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), redis.IsMaxClientsError(err):
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return NotDone
 	}
 	var left *Abandoned
@@ -73,7 +73,7 @@ func ClassOf(err error) Class {
 }
 
 func classOfReply(text string) Class {
-	if hasCode(text, passing) || !hasCode(text, never) {
+	if strings.Contains(text, "max number of clients") || hasCode(text, passing) || !hasCode(text, never) {
 		return NotDone
 	}
 	return Never
@@ -81,8 +81,12 @@ func classOfReply(text string) Class {
 
 // HasCode tells whether err is a reply of the server with the given code, such as WRONGTYPE: in front, or inside an ERR.
 func HasCode(err error, code string) bool {
+	return err != nil && isReply(err, code)
+}
+
+func isReply(err error, code string) bool {
 	var reply redis.Error
-	return err != nil && errors.As(err, &reply) && hasCode(reply.Error(), []string{code})
+	return errors.As(err, &reply) && hasCode(reply.Error(), []string{code})
 }
 
 func hasCode(text string, codes []string) bool {

@@ -27,7 +27,7 @@ type Queue[T any] struct {
 }
 
 // New returns a Queue that calls fire, in a goroutine of its own, with all items that are due within slack from now:
-// none is handed out late for the sake of company, some a little early.
+// none is handed out late for the sake of company, some a little early. Calls may overlap.
 func New[T any](slack time.Duration, fire func([]T)) *Queue[T] {
 	return &Queue[T]{slack: slack, fire: fire}
 }

@@ -35,8 +35,18 @@ func Fence(prefix, name string) string {
 }
 
 // Mark returns the key, in the slot of the given one, that keeps the highest fence with which the given one was
-// written. It tells the given one.
-func Mark(key string) string { return "fenced:{" + tagFor(key) + "}:" + key }
+// written. It tells the given one; and, unless that has an opening brace without a tag, it begins with it, as access is
+// often granted by prefix.
+func Mark(key string) string {
+	switch {
+	case tag(key) != "":
+		return key + ":fenced"
+	case !strings.Contains(key, "{"):
+		return key + ":fenced:{" + tagFor(key) + "}"
+	default: // a brace that follows would complete a tag
+		return "fenced:{" + tagFor(key) + "}:" + key + ":"
+	}
+}
 
 // tagFor returns a hash tag that hashes to the slot of key: it has no closing brace and is not empty.
 func tagFor(key string) string {

@@ -190,6 +190,7 @@ func (l *link) reply(raw []byte) {
 
 // bendLocked does to a reply what a rule says. A reply that is not to arrive finds the connection muted.
 func (l *link) bendLocked(rule *Rule, p *parcel) {
+	rule.hit() // before the client can notice anything
 	switch rule.action.fate {
 	case replyDelayed:
 		p.due = p.due.Add(rule.action.after)
@@ -200,7 +201,6 @@ func (l *link) bendLocked(rule *Rule, p *parcel) {
 	case replyDropped:
 		l.hangUpLocked()
 	}
-	rule.hit()
 }
 
 // settleLocked returns the command that a frame answers, or nil if none: it is a message then.

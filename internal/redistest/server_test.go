@@ -2,7 +2,9 @@ package redistest_test
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -118,6 +120,35 @@ func TestASentinelReplacesADeadPrimary(t *testing.T) {
 	old.Kill()
 	s.AwaitFailover(t, old)
 	assert.NotSame(t, old, s.Primary(t))
+}
+
+func TestAMissingServerSkipsTheTestUnlessInCI(t *testing.T) {
+	t.Setenv("LOCK_REDISTEST_DIR", t.TempDir())
+	t.Setenv("CI", "")
+	t.Run("skipped", func(t *testing.T) {
+		defer func() { assert.True(t, t.Skipped()) }()
+		redistest.Start(t, redistest.Valkey9)
+	})
+	t.Setenv("CI", "true")
+	tb := &fatalTB{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		redistest.Start(tb, redistest.Valkey9)
+	}()
+	<-done
+	assert.Contains(t, tb.msg, "bash internal/redistest/servers.sh")
+}
+
+// fatalTB notes a Fatal instead of failing.
+type fatalTB struct {
+	testing.TB
+	msg string
+}
+
+func (tb *fatalTB) Fatal(args ...any) {
+	tb.msg = fmt.Sprint(args...)
+	runtime.Goexit()
 }
 
 func TestTheScriptExplainsItself(t *testing.T) {

@@ -29,15 +29,12 @@ main() {
 	case ${1:-fetch} in
 	-h | --help | help) usage ;;
 	fetch) fetch ;;
-	start) start "$(port "${2:-}")" ;;
-	stop) stop "$(port "${2:-}")" ;;
+	start | stop)
+		[[ ${2:-} =~ ^[0-9]+$ ]] || fail "not a port: '${2:-}'"
+		"$1" "$2"
+		;;
 	*) usage >&2; exit 2 ;;
 	esac
-}
-
-port() {
-	[[ $1 =~ ^[0-9]+$ ]] || fail "not a port: '$1'"
-	echo "$1"
 }
 
 fetch() {
@@ -90,15 +87,17 @@ write_wrapper() {
 
 # download WORK SUITE PACKAGE... gets packages with lists, cache and status of its own.
 download() {
-	local work=$1 suite=$2 own
+	local work=$1 suite=$2 from trust own
 	shift 2
+	from=$(mirror)
+	trust=$(trust)
 	mkdir -p "$work"/{lists/partial,cache/archives/partial,debs}
 	: >"$work/status"
-	echo "deb [$(trust)] $(mirror) $suite main" >"$work/sources.list"
+	echo "deb [$trust] $from $suite main" >"$work/sources.list"
 	own=(
 		-o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=-
 		-o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache"
-		-o Acquire::Languages=none
+		-o Acquire::Languages=none -o APT::Update::Error-Mode=any
 	)
 	((EUID == 0)) && own+=(-o APT::Sandbox::User=root) # the sandbox's user may not enter the cache
 	apt-get -qq "${own[@]}" update >&2
@@ -109,7 +108,7 @@ download() {
 mirror() {
 	local found=${LOCK_REDISTEST_MIRROR:-}
 	# shellcheck disable=SC2016 # apt expands it
-	[[ $found ]] || found=$(apt-get indextargets --format '$(REPO_URI)' | grep -E '/debian/?$' | sort -u | head -n 1)
+	[[ $found ]] || found=$(apt-get indextargets --format '$(REPO_URI)' | grep -m 1 -E '/debian/?$' || true)
 	[[ $found ]] || fail 'apt knows no Debian mirror here: name one in LOCK_REDISTEST_MIRROR'
 	echo "$found"
 }
