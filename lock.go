@@ -1,5 +1,63 @@
-// Package lock is a distributed lock on Redis: of all processes that share a Redis server, one at a time runs a
-// critical section.
+// Package lock is a distributed lock on Redis: of all processes that share a Redis, one at a time runs a critical
+// section.
+//
+//	locker := lock.New(rdb)
+//	err := locker.Do(ctx, "account:42", func(ctx context.Context) error {
+//		return transfer(ctx)
+//	})
+//
+// [New] makes a [Locker] on a go-redis client. [Locker.Do] waits for a lock, runs a function under it and releases it;
+// [Locker.TryDo] does not wait. [Locker.Acquire] and [Locker.TryAcquire] return a [Lock] that outlives the call. The
+// package-level [Do] and [TryDo] use the Locker given to [SetDefault]. [WithFencing] adds a [Fence].
+//
+// # Protocol
+//
+// A lease is a key with a random token and a TTL. It is taken by SET NX PX; renewed by a script that compares the
+// token and raises the TTL, three times in a TTL; and ended by a script that compares the token and deletes the key. No
+// command for a live token ever lowers its TTL, and a token that a delete was sent for is never used again.
+//
+// The holder trusts its lease up to a deadline,
+//
+//	sent + TTL - drift
+//
+// where sent is the instant before the last confirmed command that set the TTL was sent, on the monotonic clock, and
+// drift is 1 % of the TTL and 2 ms. At the deadline the context of the lock is cancelled with a cause that matches
+// [ErrLost]. A timer does that: no answer, no connection and no running goroutine is needed.
+//
+//	free ── granted ──> held ── Release ──────────────────────────────> released
+//	                     │  ↺ renewed                                     (ErrReleased)
+//	                     └── deadline, or the key is gone or another's ──> lost
+//	                                                                      (ErrLost)
+//
+// # Promise
+//
+// At most one holder of a name is valid at a time, where a holder is valid only before its deadline, as long as
+//
+//   - one Redis primary serves the key for the whole lease: no failover to a replica that had not heard of it, no
+//     FLUSHALL, no eviction, no restart that loses data;
+//   - the clock of the server gains no more than the drift on the client's within a lease. A clock that jumps forward
+//     breaks this.
+//
+// And the holder hears of a loss before anyone else can get in. Hearing is not stopping: a process that is paused between
+// its last check and its effect acts too late, under any lock. Where that matters let the protected resource check a
+// [Fence].
+//
+// # Outcomes
+//
+// A command without an answer may have had its effect, or have it later. This is reported as [ErrUnknown], and never as
+// [ErrHeld], [ErrLost] or success. What an acquire of unknown outcome may leave behind is deleted in the background, by
+// its token, for at most one TTL; [Locker.Wait] waits for that.
+//
+// Contexts are obeyed although go-redis does not do that by itself: at once while waiting, and within 20 ms while a
+// command is in flight; but on a client with ContextTimeoutEnabled a cancellation within one second (deadlines are exact
+// there). The recommended client has ContextTimeoutEnabled: a command then needs no goroutine of its own.
+//
+// # What a server must allow
+//
+// SET, GET, PTTL, PEXPIRE, DEL, EVALSHA and EVAL on the lock keys, and with fencing INCR, GET, SET and, for
+// [WithClockFencing], TIME on the fence keys. Nothing else is sent. A name N with prefix P is at the key P+"lock:"+N,
+// where redis-py and most locks written by hand have it too. Its fence counter is in the same cluster slot, at a key
+// that begins with P+"fence:".
 package lock
 
 import (

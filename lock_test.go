@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"net"
@@ -27,6 +28,8 @@ import (
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // losses are part of the tests, and so are failed dials
 	redis.SetLogger(&logging.VoidLogger{})
+	flag.Parse()
+	_ = flag.Set("test.parallel", "8") // parallel tests wait for servers more than they work
 	goleak.VerifyTestMain(mainFunc(func() int { return redistest.Main(m) }))
 }
 

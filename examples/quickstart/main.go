@@ -147,12 +147,12 @@ func (d *demo) cleanUp(ctx context.Context) error {
 		keys = append(keys, d.prefix+account)
 	}
 	ledger := d.prefix + ledgerKey
-	keys = append(keys, ledger, "fenced:"+d.prefix+ledger)
+	keys = append(keys, ledger, ledger+":fenced")
 	for _, name := range []string{transferLock, ledgerLock} {
 		keys = append(keys, d.prefix+"lock:"+name, d.prefix+"fence:"+name)
 	}
 	if err := d.rdb.Del(ctx, keys...).Err(); err != nil {
-		return fmt.Errorf("keys that begin with %q, or with %q, may be left in Redis: %w", d.prefix, "fenced:"+d.prefix, err)
+		return fmt.Errorf("keys that begin with %q may be left in Redis: %w", d.prefix, err)
 	}
 	return nil
 }

@@ -26,7 +26,9 @@ var ErrNoAccount = errors.New("sqlfence: no such account")
 // Write sets the balance of an account, unless a holder with a newer fence has written it before: then the error
 // matches lock.ErrStale. A holder may write as often as it likes.
 //
-// One statement compares and writes. A SELECT before it would leave a gap, in which another could write.
+// One statement compares and writes. A SELECT before it would leave a gap, in which another could write. For other
+// databases: PostgreSQL has $1, $2 instead of question marks; MySQL needs clientFoundRows=true in the DSN, as it
+// otherwise does not count a row that already has the values.
 func Write(ctx context.Context, db *sql.DB, id string, balance int64, fence lock.Fence) error {
 	if fence <= 0 {
 		return fmt.Errorf("sqlfence: write %q: %w", id, lock.ErrNoFence)

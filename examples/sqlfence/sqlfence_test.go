@@ -3,7 +3,6 @@ package sqlfence
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"math/rand/v2"
 	"path/filepath"
 	"sync"
@@ -184,7 +183,7 @@ func TestUnderTheLockEveryAcceptedWriteCounts(t *testing.T) {
 			wg.Wait()
 		})
 	})
-	require.True(t, errors.Is(err, lock.ErrStale), "the slow one is refused: %v", err)
+	require.ErrorIs(t, err, lock.ErrStale, "the slow one is refused")
 	require.ErrorIs(t, err, lock.ErrLost)
 	balance, _ := row(t, db)
 	assert.EqualValues(t, 100+4*5, balance)

@@ -27,6 +27,9 @@ type bed struct {
 	ctx    context.Context
 }
 
+// patience is long enough for a command on a connection that is there, on a machine that is busy.
+const patience = 300 * time.Millisecond
+
 // plain makes a client show what the network does: no retries, and one connection unless it breaks.
 func plain(o *redis.Options) {
 	o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true
@@ -78,8 +81,9 @@ var proxyTests = []struct {
 		assert.NoError(b, b.set("again"))
 	}},
 	{"a swallowed reply leaves the connection silent", func(b *bed) {
+		require.NoError(b, b.set("warm"))
 		r := b.proxy.On(redistest.Cmd("SET"), redistest.SwallowReply()).Times(1)
-		ctx, stop := context.WithTimeout(b.ctx, 100*time.Millisecond)
+		ctx, stop := context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.True(b, timedOut(b.client.Set(ctx, "k", "v", 0).Err()))
 		r.Wait(b, 1)
@@ -101,8 +105,9 @@ var proxyTests = []struct {
 		assert.Equal(b, 1, b.proxy.Count(redistest.Cmd("HELLO")))
 	}},
 	{"a held request lands after its client has gone", func(b *bed) {
+		require.NoError(b, b.set("warm"))
 		r := b.proxy.On(redistest.Cmd("SET"), redistest.HoldRequest()).Times(1)
-		ctx, stop := context.WithTimeout(b.ctx, 50*time.Millisecond)
+		ctx, stop := context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.True(b, timedOut(b.client.Set(ctx, "k", "v", 0).Err()))
 		r.Wait(b, 1)
@@ -112,8 +117,9 @@ var proxyTests = []struct {
 		b.awaitKey("k")
 	}},
 	{"a delayed request lands after its client has gone", func(b *bed) {
-		b.proxy.On(redistest.Cmd("SET"), redistest.DelayRequest(200*time.Millisecond)).Times(1)
-		ctx, stop := context.WithTimeout(b.ctx, 50*time.Millisecond)
+		require.NoError(b, b.set("warm"))
+		b.proxy.On(redistest.Cmd("SET"), redistest.DelayRequest(5*patience)).Times(1)
+		ctx, stop := context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.True(b, timedOut(b.client.Set(ctx, "k", "v", 0).Err()))
 		require.NoError(b, b.client.Close())
@@ -176,10 +182,10 @@ var proxyTests = []struct {
 	{"silence keeps all back until it is healed", func(b *bed) {
 		require.NoError(b, b.set("warm"))
 		b.proxy.Silence()
-		ctx, stop := context.WithTimeout(b.ctx, 50*time.Millisecond)
+		ctx, stop := context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.True(b, timedOut(b.client.Set(ctx, "late", "v", 0).Err()))
-		ctx, stop = context.WithTimeout(b.ctx, 50*time.Millisecond)
+		ctx, stop = context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.True(b, timedOut(b.client.Set(ctx, "never", "v", 0).Err()), "a new connection")
 		assert.False(b, b.exists("late"))
@@ -191,7 +197,7 @@ var proxyTests = []struct {
 	{"what is cut during silence is lost", func(b *bed) {
 		require.NoError(b, b.set("warm"))
 		b.proxy.Silence()
-		ctx, stop := context.WithTimeout(b.ctx, 50*time.Millisecond)
+		ctx, stop := context.WithTimeout(b.ctx, patience)
 		defer stop()
 		assert.Error(b, b.client.Set(ctx, "lost", "v", 0).Err())
 		b.proxy.Cut()
