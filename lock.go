@@ -181,11 +181,15 @@ func (lk *Lock) conclude(ctx context.Context, err error) error {
 	case !errors.Is(released, ErrLost):
 		lk.lease.log().Warn("lock: release failed; the lease ends by itself", "name", lk.name, "error", released)
 		return err
-	case err == nil:
-		return released
-	default:
-		return fmt.Errorf("%w: %w", err, released)
 	}
+	var e *Error
+	if errors.As(released, &e) {
+		released = &Error{Op: "do", Name: lk.name, Err: e.Err}
+	}
+	if err == nil {
+		return released
+	}
+	return fmt.Errorf("%w: %w", err, released)
 }
 
 // Acquire waits until it holds the lock, or ctx or WithMaxWait ends the waiting. The lock is renewed until it is
@@ -194,7 +198,8 @@ func (lk *Lock) conclude(ctx context.Context, err error) error {
 // The error is an *Error. It matches ErrHeld if another held the lock up to the end, and ctx's error if that was the
 // end; ErrUnknown if the last command got no answer; ErrReentrant at once if ctx comes from a holder of the lock.
 // Otherwise it carries the client's error: Redis could not be reached, or refused. What time may heal is tried again,
-// with growing pauses; what it does not heal, such as missing permissions, is returned at once.
+// with growing pauses, for as long as ctx and WithMaxWait let it; what it does not heal, such as missing permissions,
+// is returned at once.
 func (l *Locker) Acquire(ctx context.Context, name string) (*Lock, error) {
 	return l.take(ctx, name, false, false)
 }
@@ -425,7 +430,8 @@ func (lk *Lock) Fence() Fence { return lk.fence }
 
 // Context returns a context that ends when the lock is lost or released. Its cause then is an *Error that matches
 // ErrLost, or ErrReleased. It has the values of the context that the lock was acquired with; inside Do it ends with
-// that context too. A context derived from it keeps the Lock from being garbage-collected until it ends.
+// that context too, but a Lock of Acquire does not: work that is to stop with the acquiring context has to look at both,
+// or use Do. A context derived from it keeps the Lock from being garbage-collected until it ends.
 func (lk *Lock) Context() context.Context { return &lk.ctx }
 
 // Deadline returns when the lease ends unless it is renewed before. It moves with every renewal.
