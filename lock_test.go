@@ -291,6 +291,41 @@ func TestACommandEndsWithItsContextOnASilentNetwork(t *testing.T) {
 	}
 }
 
+func TestNoLockIsReturnedWithADeadContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, false) // only this client stays for an answer after the end
+		w.proxy.On(redistest.Cmd("SET"), redistest.DelayReply(110*time.Millisecond))
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		l := w.locker(t)
+		lk, err := l.Acquire(ctx, "n")
+		require.Equal(t, 110*time.Millisecond, w.elapsed(), "the answer came")
+		require.Nil(t, lk)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, lock.ErrHeld)
+		settle(t, l)
+		require.False(t, w.mini.Exists("lock:n"))
+		require.Less(t, w.elapsed(), time.Second)
+	})
+}
+
+func TestTheLockIsHeldUntilFnHasReturnedWhateverItsContextDoes(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		other := w.direct(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.NoError(t, w.locker(t).Do(ctx, "n", func(ctx context.Context) error {
+			for range 10 { // fn does not listen
+				time.Sleep(ttl)
+				require.ErrorIs(t, other.TryDo(t.Context(), "n", func(context.Context) error { return nil }), lock.ErrHeld)
+			}
+			require.ErrorIs(t, ctx.Err(), context.DeadlineExceeded)
+			return nil
+		}))
+		require.False(t, w.mini.Exists("lock:n"))
+	})
+}
+
 func TestADelayedSetIsCleanedUpAfterItHasLanded(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		w.proxy.On(redistest.Cmd("SET"), redistest.DelayRequest(3*time.Second)).Times(1)
@@ -354,6 +389,21 @@ func TestNoGrantIsReturnedTooLate(t *testing.T) {
 		require.Greater(t, time.Until(lk.Deadline()), ttl/2, "asked for again, and renewed by that")
 		require.Less(t, time.Until(lk.Deadline()), m.TTL("lock:n"))
 		release(t, lk)
+	})
+}
+
+func TestTheClientsOwnRetriesAreOff(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		// A second SET would meet the first one's key, and its nil would read as "held by another".
+		lost := w.proxy.On(redistest.Any(), redistest.DropReply()).Times(1)
+		lk, err := w.locker(t).TryAcquire(t.Context(), "n")
+		require.NoError(t, err)
+		require.Equal(t, 1, lost.Hits())
+		require.Equal(t, 1, w.proxy.Count(redistest.Cmd("SET")))
+		w.proxy.On(redistest.Cmd("EVALSHA"), redistest.DropReply()).Times(1)
+		n := w.proxy.Count(redistest.Cmd("EVALSHA", "EVAL"))
+		release(t, lk)
+		require.GreaterOrEqual(t, w.proxy.Count(redistest.Cmd("EVALSHA", "EVAL"))-n, 2, "ours are on")
 	})
 }
 

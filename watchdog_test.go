@@ -40,6 +40,23 @@ func TestTheDeadlineCountsFromTheSendAndNotFromTheReply(t *testing.T) {
 	})
 }
 
+func TestTheDeadlineCountsFromTheSendOfARenewal(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		lk := acquire(t, w.locker(t), "n")
+		time.Sleep(ttl) // the server knows the script by now
+		renewal := w.proxy.On(redistest.Cmd("EVALSHA"), redistest.HoldReply()).Times(1)
+		<-renewal.Hit(1)
+		sent := time.Now()
+		time.Sleep(900 * time.Millisecond)
+		synctest.Wait()
+		require.Less(t, lk.Deadline(), sent.Add(ttl-drift(ttl)))
+		renewal.Release()
+		synctest.Wait()
+		require.Equal(t, sent.Add(ttl-drift(ttl)), lk.Deadline())
+		release(t, lk)
+	})
+}
+
 func TestAGrantThatARetryFoundIsNotTrustedBeyondTheKeysExpiry(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		for _, opts := range [][]lock.Option{nil, {lock.WithFencing()}} {
