@@ -85,8 +85,8 @@ const (
 	minTTL     = 10 * time.Millisecond
 	maxTTL     = 10 * 365 * 24 * time.Hour // more than any lease means, and far from where durations overflow
 
-	// releaseBudget is the time that Release and Extend give to a Redis that fails, and all that Release takes when its
-	// context has ended before.
+	// releaseBudget is the time that Release and Extend give to a Redis that fails, before they try once more at most;
+	// and it is all that Release takes when its context has ended before.
 	releaseBudget = time.Second
 
 	sweeps = 8 // clean-ups under way at a time
@@ -448,7 +448,7 @@ func (lk *Lock) Valid() bool { return lk.lease.valid() }
 // Extend makes the lease last for at least ttl from now; it never shortens it. Later renewals use the Locker's TTL
 // again. It is for work that can't be renewed for a while, such as before a planned pause.
 //
-// A Redis that fails is tried again for about a second, or until ctx ends. The error is an *Error: it matches ErrLost
+// A Redis that fails is tried again for about a second, or two if it does not answer, or until ctx ends. The error is an *Error: it matches ErrLost
 // or ErrReleased if the lock is no longer held, ErrUnknown if no answer came; then the lock is as valid as before.
 // An invalid ttl changes nothing.
 func (lk *Lock) Extend(ctx context.Context, ttl time.Duration) error {
@@ -484,15 +484,17 @@ func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
 	return err
 }
 
-// persist repeats step while it fails for a reason that may pass, until ctx or the budget ends.
+// persist repeats step while it fails for a reason that may pass, until ctx or the budget ends, but at least once: the
+// first may have spent the budget on a connection that is dead.
 func persist(ctx context.Context, step func() error) error {
 	var poll wait.Poll
-	for end := time.Now().Add(releaseBudget); ; {
+	end := time.Now().Add(releaseBudget)
+	for again := false; ; again = true {
 		err := step()
 		if err == nil || isPermanent(err) || errors.Is(err, ErrLost) || errors.Is(err, ErrReleased) {
 			return err
 		}
-		if !time.Now().Before(end) || !wait.Sleep(ctx, poll.Next(0)) {
+		if again && !time.Now().Before(end) || !wait.Sleep(ctx, poll.Next(0)) {
 			return withContext(ctx, err)
 		}
 	}

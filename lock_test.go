@@ -194,7 +194,7 @@ func TestMaxWaitDoesNotBoundTheWork(t *testing.T) {
 	})
 }
 
-func TestAWaiterLeavesAtOnceWhenItsContextEnds(t *testing.T) {
+func TestC04AWaiterLeavesAtOnceWhenItsContextEnds(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		lk := acquire(t, w.direct(t), "n")
 		defer release(t, lk)
@@ -239,7 +239,7 @@ func TestTheLockOfACrashedHolderIsTakenWhenItExpires(t *testing.T) {
 	})
 }
 
-func TestACommandEndsWithItsContextOnASilentNetwork(t *testing.T) {
+func TestC03ACommandEndsWithItsContextOnASilentNetwork(t *testing.T) {
 	for _, c := range []struct {
 		inline bool
 		cancel bool
@@ -309,7 +309,7 @@ func TestNoLockIsReturnedWithADeadContext(t *testing.T) {
 	})
 }
 
-func TestTheLockIsHeldUntilFnHasReturnedWhateverItsContextDoes(t *testing.T) {
+func TestC20TheLockIsHeldUntilFnHasReturnedWhateverItsContextDoes(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		other := w.direct(t)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -326,7 +326,7 @@ func TestTheLockIsHeldUntilFnHasReturnedWhateverItsContextDoes(t *testing.T) {
 	})
 }
 
-func TestADelayedSetIsCleanedUpAfterItHasLanded(t *testing.T) {
+func TestC01ADelayedSetIsCleanedUpAfterItHasLanded(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		w.proxy.On(redistest.Cmd("SET"), redistest.DelayRequest(3*time.Second)).Times(1)
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -392,7 +392,7 @@ func TestNoGrantIsReturnedTooLate(t *testing.T) {
 	})
 }
 
-func TestTheClientsOwnRetriesAreOff(t *testing.T) {
+func TestC02TheClientsOwnRetriesAreOff(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		// A second SET would meet the first one's key, and its nil would read as "held by another".
 		lost := w.proxy.On(redistest.Any(), redistest.DropReply()).Times(1)
@@ -448,7 +448,7 @@ func TestALateRenewalDoesNotProlongMinHold(t *testing.T) {
 	})
 }
 
-func TestReentryIsRefusedAtOnce(t *testing.T) {
+func TestC33ReentryIsRefusedAtOnce(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		l := w.locker(t)
 		twin := lock.New(w.rdb, lock.WithTTL(time.Second))
@@ -480,7 +480,7 @@ func TestReentryIsRefusedAtOnce(t *testing.T) {
 	})
 }
 
-func TestConcurrentReleasesShareOneDelete(t *testing.T) {
+func TestC13ConcurrentReleasesShareOneDelete(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		lk := acquire(t, w.locker(t), "n")
 		w.proxy.Latency(100 * time.Millisecond)

@@ -70,7 +70,7 @@ func TestAGrantThatARetryFoundIsNotTrustedBeyondTheKeysExpiry(t *testing.T) {
 	})
 }
 
-func TestTheHolderHearsBeforeAnyoneElseCanGetIn(t *testing.T) {
+func TestC18TheHolderHearsBeforeAnyoneElseCanGetIn(t *testing.T) {
 	// The network goes silent at any moment of a lease; what counts is when the last confirmed renewal was sent.
 	for i := range 20 {
 		synctest.Test(t, func(t *testing.T) {
@@ -301,7 +301,7 @@ func TestExtendIsRepeatedWhileItsOutcomeIsUnknown(t *testing.T) {
 	})
 }
 
-func TestALateRenewalAfterReleaseTouchesNobody(t *testing.T) {
+func TestC17ALateRenewalAfterReleaseTouchesNobody(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		var log bytes.Buffer
 		lk := acquire(t, w.locker(t, lock.WithLogger(slog.New(slog.NewTextHandler(&log, nil)))), "n")
@@ -401,7 +401,7 @@ func (h handler) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-func TestThousandsOfLeasesOutliveASecondOfSilence(t *testing.T) {
+func TestC22HundredsOfLeasesOutliveASecondOfSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, true)
 		l := w.locker(t)
@@ -428,7 +428,7 @@ func TestThousandsOfLeasesOutliveASecondOfSilence(t *testing.T) {
 	})
 }
 
-func TestScriptsAreSentAgainWhenTheServerHasForgottenThem(t *testing.T) {
+func TestC23ScriptsAreSentAgainWhenTheServerHasForgottenThem(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		flush := func() { require.NoError(t, redistest.MiniClient(t, w.mini).ScriptFlush(t.Context()).Err()) }
 		l := w.locker(t, lock.WithFencing())
