@@ -314,10 +314,7 @@ func (f *failing) Renew(_ context.Context, rs []lock.Request, done func(int, err
 	}
 }
 
-type uncomparable struct {
-	failing
-	_ []int
-}
+type uncomparable struct{ _ []int }
 
 func (uncomparable) Acquire(context.Context, lock.Request) (lock.Reply, error) {
 	return lock.Reply{}, nil
