@@ -13,7 +13,7 @@ var (
 
 	// ErrLost: the lease ended while the lock was still in use, so the critical section may not have been exclusive to
 	// its end. With ErrUnknown beside it the lease ran out because no renewal was confirmed in time; without, the server
-	// said that the key is gone or another's.
+	// said that the key is gone or another's, or WithMaxHold has ended it.
 	ErrLost = errors.New("lock lost")
 
 	// ErrReleased: the lock was released before. It is also the cause of a released lock's context.

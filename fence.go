@@ -33,8 +33,8 @@ redis.call('SET', KEYS[1], ARGV[2])
 return 1
 `)
 
-// Set writes value to key in Redis unless a holder with a newer fence has written there before, atomically. The same
-// fence may write again and again. It is what a protected resource does, for a resource that is a Redis value; README
+// Set writes value to key in Redis unless a holder with a newer fence has written there before, atomically. As SET does,
+// it replaces whatever is there, and its TTL. The same fence may write again and again. It is what a protected resource does, for a resource that is a Redis value; README
 // shows the same in SQL.
 //
 // The highest fence seen is kept at a second key of the same cluster slot, key followed by ":fenced" and, if key has no

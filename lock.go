@@ -150,12 +150,14 @@ func (l *Locker) With(opts ...Option) *Locker {
 // cause that matches ErrLost, before anyone else can get in: fn should then stop at once.
 //
 // Do returns fn's error. If the section may not have been exclusive up to fn's return, the error matches ErrLost too:
-// test for that first. If fn did not run, the error is one of Acquire's.
+// test for that first. A release that fails is logged, not returned: fn's work was exclusive, and the lease ends by
+// itself. If fn did not run, the error is one of Acquire's.
 func (l *Locker) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
 	return l.do(ctx, name, fn, false)
 }
 
-// TryDo is Do, but does not wait: if another holds the lock it returns an error that matches ErrHeld at once.
+// TryDo is Do, but does not wait: if another holds the lock it returns an error that matches ErrHeld at once. An fn
+// that takes other locks should not return their ErrHeld as it is, if the caller is to tell the two apart.
 func (l *Locker) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) error {
 	return l.do(ctx, name, fn, true)
 }
@@ -186,10 +188,14 @@ func (lk *Lock) conclude(ctx context.Context, err error) error {
 	if errors.As(released, &e) {
 		released = &Error{Op: "do", Name: lk.name, Err: e.Err}
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		return released
+	case errors.Is(err, context.Cause(&lk.ctx)):
+		return err // fn has said it
+	default:
+		return fmt.Errorf("%w; the function: %w", released, err)
 	}
-	return fmt.Errorf("%w: %w", err, released)
 }
 
 // Acquire waits until it holds the lock, or ctx or WithMaxWait ends the waiting. The lock is renewed until it is
@@ -348,8 +354,10 @@ func (a *attempt) ended(ctx, waiting context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		err = withContext(ctx, err)
-	case cut:
+	case cut && errors.Is(err, ErrUnknown):
 		err = fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
+	case cut:
+		err = errors.New("no connection within the time of WithMaxWait")
 	}
 	if cut && a.before != nil && !errors.Is(a.before, ErrHeld) {
 		err = fmt.Errorf("%w; before: %w", err, a.before)

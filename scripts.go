@@ -210,7 +210,7 @@ func NewStore(rdb redis.UniversalClient) Store {
 // message is a command on its way, in one allocation. The token travels by pointer, which go-redis takes for the
 // string: that spares another, and keeps the token out of what tracing hooks print.
 type message struct {
-	room  call.Limited
+	call.Message
 	token string
 	args  [9]any
 }
@@ -221,8 +221,9 @@ func (s single) Acquire(ctx context.Context, r Request) (Reply, error) {
 	}
 	m := &message{token: r.Token}
 	args := append(m.args[:0], "set", r.Key.Lock, &m.token, "px", r.TTL.Milliseconds(), "nx")
-	cmd := call.Bool{BoolCmd: redis.NewBoolCmd(ctx, args...)}
-	if err := outcome(s.client.Process(ctx, &m.room, cmd)); err != nil {
+	cmd := redis.NewBoolCmd(ctx, args...)
+	m.Cmder = cmd
+	if err := outcome(s.client.Process(ctx, &m.Message)); err != nil {
 		return Reply{}, err
 	}
 	if !cmd.Val() {
@@ -299,12 +300,14 @@ func (m *message) call(sc *script, keys int) []any {
 
 // eval sends args, which begin with call: by hash, and with the text if the server does not know the hash.
 func (s single) eval(ctx context.Context, m *message, sc *script, args []any) (any, error) {
-	cmd := call.Any{Cmd: redis.NewCmd(ctx, args...)}
-	err := s.client.Process(ctx, &m.room, cmd)
+	cmd := redis.NewCmd(ctx, args...)
+	m.Cmder = cmd
+	err := s.client.Process(ctx, &m.Message)
 	if call.HasCode(err, "NOSCRIPT") {
 		args[0], args[1] = "eval", sc.text
-		cmd = call.Any{Cmd: redis.NewCmd(ctx, args...)}
-		err = s.client.Process(ctx, &m.room, cmd)
+		cmd = redis.NewCmd(ctx, args...)
+		m.Cmder = cmd
+		err = s.client.Process(ctx, &m.Message)
 	}
 	if err = outcome(err); err != nil {
 		return nil, err // the command may still be running: it must not be read
@@ -333,7 +336,7 @@ func (s single) renewGroup(ctx context.Context, rs []Request, group []int, eval 
 	cmds := make([]redis.Cmder, len(group))
 	for k, i := range group {
 		r := &rs[i]
-		cmds[k] = call.Any{Cmd: redis.NewCmd(ctx, eval, sc, 1, r.Key.Lock, &r.Token, r.TTL.Milliseconds())}
+		cmds[k] = &call.Message{Cmder: redis.NewCmd(ctx, eval, sc, 1, r.Key.Lock, &r.Token, r.TTL.Milliseconds())}
 	}
 	if err := s.client.Pipeline(ctx, cmds); call.WasAbandoned(err) {
 		for _, i := range group {
@@ -343,7 +346,7 @@ func (s single) renewGroup(ctx context.Context, rs []Request, group []int, eval 
 	}
 	var again []int
 	for k, i := range group {
-		cmd := cmds[k].(call.Any)
+		cmd := cmds[k].(*call.Message).Cmder.(*redis.Cmd)
 		if eval == "evalsha" && call.HasCode(cmd.Err(), "NOSCRIPT") {
 			again = append(again, i)
 			continue
@@ -356,7 +359,7 @@ func (s single) renewGroup(ctx context.Context, rs []Request, group []int, eval 
 }
 
 // renewed is the outcome of one renewal.
-func renewed(cmd call.Any) error {
+func renewed(cmd *redis.Cmd) error {
 	reply, err := cmd.Result()
 	if isWrongType(err) || (err == nil && reply != int64(1)) {
 		return ErrLost

@@ -148,11 +148,12 @@ func TestLeasesTakenTogetherAreRenewedTogetherButNotInStep(t *testing.T) {
 
 func TestARenewalWithoutAnAnswerIsSentAgainOnAnotherConnection(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
-		lk := acquire(t, w.locker(t), "n")
+		// So short a lease would be over before the command that gets no answer is given up.
+		lk := acquire(t, w.locker(t, lock.WithTTL(time.Second)), "n")
 		for range 5 {
 			dead := w.proxy.On(redistest.Cmd("EVALSHA"), redistest.SwallowReply()).Times(1)
 			<-dead.Hit(1)
-			time.Sleep(ttl)
+			time.Sleep(time.Second)
 			require.True(t, lk.Valid())
 		}
 		release(t, lk)
@@ -298,6 +299,21 @@ func TestExtendIsRepeatedWhileItsOutcomeIsUnknown(t *testing.T) {
 		require.ErrorIs(t, lk.Extend(ctx, time.Hour), context.Canceled)
 		require.Equal(t, n, w.proxy.Count(redistest.Any()), "a dead context sends nothing")
 		release(t, lk)
+	})
+}
+
+func TestALateAnswerRevivesNothing(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		lk := acquire(t, w.locker(t), "n")
+		require.NoError(t, lk.Extend(t.Context(), ttl)) // the server knows the script
+		slow := w.proxy.On(redistest.Arg("60000"), redistest.DelayReply(500*time.Millisecond))
+		answer := make(chan error)
+		go func() { answer <- lk.Extend(t.Context(), time.Minute) }()
+		<-slow.Hit(1)
+		release(t, lk)
+		require.ErrorIs(t, <-answer, lock.ErrReleased)
+		require.False(t, lk.Valid())
+		require.ErrorIs(t, lk.Extend(t.Context(), ttl), lock.ErrReleased)
 	})
 }
 

@@ -63,20 +63,23 @@ func obeysDeadlines(rdb redis.UniversalClient) bool {
 	return false
 }
 
-// Process sends cmd, whose type should be Bool or Any. The error is the command's own, or says that the caller left;
-// ClassOf tells what it means for the outcome. If it is an *Abandoned, the command may still run: its reply must not
-// be read. The command's context is kept in room, which callers place next to the arguments to spare an allocation.
-func (c Client) Process(ctx context.Context, room *Limited, cmd redis.Cmder) error {
+// Process sends m. The error is the command's own, or says that the caller left; ClassOf tells what it means for the
+// outcome. If it is an *Abandoned, the command may still run: its reply must not be read.
+func (c Client) Process(ctx context.Context, m *Message) error {
 	switch {
 	case ctx.Err() != nil:
 		return &Abandoned{cause: ContextError(ctx), unsent: true}
 	case c.inline:
-		*room = Limited{ctx, time.Now().Add(Limit)}
-		return endOf(ctx, c.rdb.Process(room, cmd))
+		m.room, m.read = limited{ctx, time.Now().Add(Limit)}, false
+		err := endOf(ctx, c.rdb.Process(&m.room, m))
+		if err != nil && !m.read {
+			return &Abandoned{cause: err, unsent: true}
+		}
+		return err
 	case ctx.Done() == nil:
-		return c.rdb.Process(ctx, cmd)
+		return c.rdb.Process(ctx, m)
 	default:
-		return detached(ctx, func() error { return c.rdb.Process(ctx, cmd) })
+		return detached(ctx, func() error { return c.rdb.Process(ctx, m) })
 	}
 }
 
@@ -157,30 +160,33 @@ func ContextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// Limited is a context with an earlier deadline and no timer of its own: go-redis takes the socket's deadline from
+// limited is a context with an earlier deadline and no timer of its own: go-redis takes the socket's deadline from
 // it, and nothing has to be stopped afterwards.
-type Limited struct {
+type limited struct {
 	context.Context
 	limit time.Time
 }
 
 // Deadline returns the earlier of the context's own deadline and the limit.
-func (c *Limited) Deadline() (time.Time, bool) {
+func (c *limited) Deadline() (time.Time, bool) {
 	if d, ok := c.Context.Deadline(); ok && d.Before(c.limit) {
 		return d, true
 	}
 	return c.limit, true
 }
 
-// Bool and Any are go-redis commands without the hidden retry, which would make outcomes ambiguous: go-redis asks each
-// command whether it may be sent again.
-type (
-	Bool struct{ *redis.BoolCmd }
-	Any  struct{ *redis.Cmd }
-)
+// Message is a go-redis command on its way. Embed it next to the arguments: one allocation then holds all.
+type Message struct {
+	redis.Cmder
+	room limited // the context that the command is sent with
+	read bool    // go-redis has asked for the arguments: from then on the command may have been sent
+}
 
-// NoRetry reports true: go-redis must not send the command again.
-func (Bool) NoRetry() bool { return true }
+// NoRetry reports true: go-redis, which asks each command, must not send it again, as that makes outcomes ambiguous.
+func (*Message) NoRetry() bool { return true }
 
-// NoRetry reports true: go-redis must not send the command again.
-func (Any) NoRetry() bool { return true }
+// Args returns the arguments. Nothing has been sent before go-redis asked for them.
+func (m *Message) Args() []any {
+	m.read = true
+	return m.Cmder.Args()
+}

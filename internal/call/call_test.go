@@ -21,8 +21,7 @@ import (
 )
 
 func get(ctx context.Context, c call.Client) error {
-	cmd := call.Any{Cmd: redis.NewCmd(ctx, "get", "k")}
-	return c.Process(ctx, new(call.Limited), cmd)
+	return c.Process(ctx, &call.Message{Cmder: redis.NewCmd(ctx, "get", "k")})
 }
 
 func TestACommandIsSentAtMostOnce(t *testing.T) {
@@ -33,7 +32,7 @@ func TestACommandIsSentAtMostOnce(t *testing.T) {
 		p.On(redistest.Any(), redistest.DropReply())
 		err := get(context.Background(), c)
 		require.Equal(t, call.Unknown, call.ClassOf(err))
-		err = c.Pipeline(t.Context(), []redis.Cmder{call.Any{Cmd: redis.NewCmd(t.Context(), "get", "p")}})
+		err = c.Pipeline(t.Context(), []redis.Cmder{&call.Message{Cmder: redis.NewCmd(t.Context(), "get", "p")}})
 		require.Equal(t, call.Unknown, call.ClassOf(err))
 		require.Equal(t, 1, p.Count(redistest.Arg("k")))
 		require.Equal(t, 1, p.Count(redistest.Arg("p")))

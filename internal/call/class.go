@@ -26,7 +26,7 @@ const (
 // Abandoned is the error of a command whose caller left before an answer came.
 type Abandoned struct {
 	cause  error // matches ctx.Err(), unless the limit of a command was over
-	unsent bool  // the context had ended before anything was sent
+	unsent bool  // the caller left before anything was sent
 }
 
 func (e *Abandoned) Error() string { return e.cause.Error() }
@@ -68,6 +68,9 @@ func ClassOf(err error) Class {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
 		return NotDone // no connection, so nothing was sent
+	}
+	if err != nil && strings.HasPrefix(err.Error(), "redis: can't marshal") {
+		return Never // an argument that go-redis can't send
 	}
 	return Unknown
 }
