@@ -70,7 +70,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"weak"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -90,6 +89,14 @@ const (
 	releaseBudget = time.Second
 
 	sweeps = 8 // clean-ups under way at a time
+
+	// A release that others listen to is followed by a pause of four times as long as it took, within these bounds,
+	// before anyone of the process tries again.
+	minStandBack = 2 * time.Millisecond
+	maxStandBack = 100 * time.Millisecond
+
+	defaultHandoffs = 16
+	maxHandoffs     = 1024
 )
 
 // A Locker takes locks. It is made by New, and safe for concurrent use; a process needs one for each Redis. It runs
@@ -103,7 +110,10 @@ type Locker struct {
 type core struct {
 	store   Store
 	dog     *watchdog
+	room    *wait.Room[kind, turn]
 	sweeper *sweep.Sweeper
+	deaf    atomic.Bool // it has been said that waiters are not woken
+	mute    atomic.Bool // it has been said that they are not told
 }
 
 // New returns a Locker on one Redis: a single server, the primary that Sentinel names, or a Cluster. It does no I/O.
@@ -125,13 +135,14 @@ func NewWithStore(s Store, opts ...Option) *Locker {
 	if !reflect.ValueOf(s).Comparable() {
 		panic("lock: a Store must be comparable; use a pointer")
 	}
-	c := &core{store: s, dog: newWatchdog(s), sweeper: sweep.New(sweeps, call.Limit)}
-	l := &Locker{core: c, opts: options{ttl: defaultTTL}}
+	room := new(wait.Room[kind, turn])
+	c := &core{store: s, dog: newWatchdog(s, room), room: room, sweeper: sweep.New(sweeps, call.Limit)}
+	l := &Locker{core: c, opts: options{ttl: defaultTTL, handoffs: defaultHandoffs}}
 	return l.With(opts...)
 }
 
-// With returns a variant of l with other options. The two share the watchdog, and exclude each other as any two
-// Lockers on one Redis do. With panics if an option is invalid.
+// With returns a variant of l with other options. The two share the watchdog and the waiting room, and exclude each other
+// as any two Lockers on one Redis do. With panics if an option is invalid.
 func (l *Locker) With(opts ...Option) *Locker {
 	v := &Locker{core: l.core, opts: l.opts}
 	for _, opt := range opts {
@@ -181,7 +192,7 @@ func (lk *Lock) conclude(ctx context.Context, err error) error {
 	case released == nil:
 		return err
 	case !errors.Is(released, ErrLost):
-		lk.lease.log().Warn("lock: release failed; the lease ends by itself", "name", lk.name, "error", released)
+		orDefault(lk.grant.logger).Warn("lock: release failed; the lease ends by itself", "name", lk.name, "error", released)
 		return err
 	}
 	var e *Error
@@ -216,13 +227,17 @@ func (l *Locker) TryAcquire(ctx context.Context, name string) (*Lock, error) {
 	return l.take(ctx, name, true, false)
 }
 
-// Wait returns nil when no lease of l and its variants is held and no clean-up is left, or ctx's error. Call it before
-// the process exits, so that deletes in the background are not cut off; and at the end of tests.
+// Wait returns nil when no lease of l and its variants is held, nobody waits for one, and no clean-up and no subscription
+// is left, or ctx's error. Call it before the process exits, so that deletes in the background are not cut off; and at
+// the end of tests.
 func (l *Locker) Wait(ctx context.Context) error {
 	if err := l.core.dog.wait(ctx); err != nil {
 		return err
 	}
-	return l.core.sweeper.Wait(ctx)
+	if err := l.core.sweeper.Wait(ctx); err != nil {
+		return err
+	}
+	return l.core.store.Wait(ctx)
 }
 
 // take is Acquire and TryAcquire; with follow, the lock's context ends with ctx.
@@ -237,20 +252,139 @@ func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock
 		waiting, cancel = context.WithTimeout(ctx, l.opts.maxWait)
 		defer cancel()
 	}
-	g, err := l.contend(waiting, &a, try)
+	lk, err := l.queue(ctx, waiting, &a, name, try, follow)
 	if err != nil {
-		l.core.sweepStrays(a.req, a.strays)
 		return nil, &Error{Op: "acquire", Name: name, Err: a.ended(ctx, waiting, err)}
 	}
-	return l.grant(ctx, name, a, g, follow), nil
+	return lk, nil
 }
 
-// attempt is what one caller sends for a name: one token, as often as needed. Once a delete was sent for the token it
-// is never used again.
+// turn is what the waiting room passes from one to the next: a lease that goes on, or the right to contend for one.
+type turn struct {
+	grant *grant      // of a lease that is passed on
+	rest  *contention // what the one before has left, if it has contended in vain
+	lease *lease      // the lease that is held, for those who wait to see
+	last  error       // what the last try said
+	block int         // for how many grants to prepare
+}
+
+// queue waits for the caller's turn in the process and then, unless it comes with a lease, contends for one.
+func (l *Locker) queue(ctx, waiting context.Context, a *attempt, name string, try, follow bool) (*Lock, error) {
+	room, key := l.core.room, a.req.Key.Lock
+	if try {
+		shown, free := room.TryEnter(key)
+		if free {
+			return l.compete(ctx, waiting, a, name, turn{}, try, follow)
+		}
+		if shown.lease != nil && shown.lease.held() {
+			return nil, ErrHeld
+		}
+		return l.apart(ctx, a, name, follow)
+	}
+	for {
+		w, t := room.Enter(key, l.kind())
+		if w != nil {
+			if t.lease != nil {
+				t.lease.anticipate()
+			}
+			var mine bool
+			if t, mine = w.Wait(waiting); !mine {
+				return nil, t.said(waiting)
+			}
+		}
+		if t.grant == nil {
+			return l.compete(ctx, waiting, a, name, t, try, follow)
+		}
+		if waiting.Err() == nil && t.grant.lasting() {
+			return l.lock(ctx, name, t.grant, follow), nil
+		}
+		l.core.drop(t.grant)
+		if waiting.Err() != nil {
+			return nil, t.said(waiting)
+		}
+	}
+}
+
+// said is the error of one who has left the line: what is known from those who had the turn.
+func (t turn) said(ctx context.Context) error {
+	switch {
+	case t.lease != nil:
+		return ErrHeld
+	case t.last != nil:
+		return t.last
+	default:
+		return call.ContextError(ctx)
+	}
+}
+
+// compete contends for the lock. The turn is the caller's, and is passed on in the end, or shows the lease.
+func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, t turn, try, follow bool) (*Lock, error) {
+	key := a.req.Key.Lock
+	var g granted
+	var err error
+	if c := t.rest; c == nil {
+		var remaining time.Duration
+		if g, remaining, err = l.once(waiting, a); err != nil {
+			c = &contention{attempt: *a, heard: make(chan struct{}, 1)}
+			g, err = l.contend(waiting, c, try, remaining, err)
+			*a = c.attempt
+			t.rest = c
+		}
+	} else {
+		l.adopt(c, a)
+		g, err = l.contend(waiting, c, try, 0, nil)
+		*a = c.attempt
+	}
+	if err != nil {
+		t.last = err
+		if !l.core.room.Pass(key, t) {
+			t.rest.close(l.core)
+		}
+		return nil, err
+	}
+	if t.rest != nil {
+		t.rest.silence()
+	}
+	le := l.lease(name, a, g)
+	le.run.block = max(le.run.block, t.block)
+	l.core.room.Show(key, turn{lease: le})
+	lk := l.lock(ctx, name, &le.first, follow)
+	le.begin(g.sent)
+	if l.core.room.Waiting(key) > 0 {
+		le.anticipate()
+	}
+	return lk, nil
+}
+
+// apart makes the one attempt of TryAcquire while others of the process wait. The room knows nothing of it: to those in
+// line it is another process.
+func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool) (*Lock, error) {
+	c := &contention{attempt: *a}
+	g, remaining, err := l.once(ctx, &c.attempt)
+	if err != nil {
+		g, err = l.contend(ctx, c, true, remaining, err)
+	}
+	*a = c.attempt
+	if err != nil {
+		c.close(l.core)
+		return nil, err
+	}
+	le := l.lease(name, a, g)
+	le.apart = true
+	lk := l.lock(ctx, name, &le.first, follow)
+	le.begin(g.sent)
+	return lk, nil
+}
+
+func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.handoffs} }
+
+// attempt is what is sent for a name: one token, as often as needed. It belongs to the turn: who gives up leaves it to
+// the next. Once a delete was sent for the token it is never used again.
 type attempt struct {
-	req    Request
-	strays strays
-	before error // what the try before the last one said
+	req     Request
+	strays  strays
+	before  error // what the try before the last one said
+	unknown error // what the last try of unknown outcome said
 }
 
 // prepare makes the attempt, unless it is clear without asking that it can't succeed.
@@ -283,7 +417,8 @@ func newToken() string {
 // holds tells whether ctx comes from a holder of the key, who would wait for itself.
 func (l *Locker) holds(ctx context.Context, key string) bool {
 	for lk, ok := FromContext(ctx); ok; lk, ok = lk.outer() {
-		if lk.lease.dog.store == l.core.store && lk.lease.req.Key.Lock == key && lk.lease.check() == nil {
+		g := lk.grant
+		if sameKeys(lk.core.store, l.core.store) && g.lease.req.Key.Lock == key && g.check() == nil {
 			return true
 		}
 	}
@@ -292,26 +427,111 @@ func (l *Locker) holds(ctx context.Context, key string) bool {
 
 // granted is the success of an attempt.
 type granted struct {
-	sent  moment // when the command was sent that took the lease
-	fence Fence
+	sent     moment // when the command was sent that took the lease
+	fence    Fence  // the last that is the lease's
+	reserved Fence  // how many of them are for later grants
 }
 
-// contend tries until the lock is granted, ctx ends or trying is of no use. It returns the last error.
-func (l *Locker) contend(ctx context.Context, a *attempt, try bool) (granted, error) {
-	var poll wait.Poll
-	for n := 0; ; n++ {
-		g, remaining, err := l.once(ctx, a)
-		if err == nil || isPermanent(err) || ctx.Err() != nil {
-			return g, err
-		}
-		if try && (n > 0 || !errors.Is(err, ErrUnknown)) {
-			return g, err
-		}
-		if !wait.Sleep(ctx, poll.Next(remaining)) {
-			return g, err
-		}
-		a.before = err
+// contention is what one has who contends for a lock that was not free at once. It is passed on with the turn.
+type contention struct {
+	attempt
+	pause wait.Pause
+	next  time.Time     // when to try again
+	heard chan struct{} // gets a value when there is reason to try before
+	stop  func()        // ends listening; nil while nobody listens
+}
+
+// wake is called when the lock may have become free. It does not block: one reason is enough.
+func (c *contention) wake() {
+	select {
+	case c.heard <- struct{}{}:
+	default:
 	}
+}
+
+// silence ends listening.
+func (c *contention) silence() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+}
+
+// close ends what nobody goes on with.
+func (c *contention) close(core *core) {
+	c.silence()
+	core.sweepStrays(c.req, c.strays)
+}
+
+// adopt makes the caller go on where another has given up: with the same token, if that is what the caller would have
+// asked for.
+func (l *Locker) adopt(c *contention, a *attempt) {
+	if c.req.TTL != a.req.TTL || c.req.Fence != a.req.Fence {
+		l.core.sweepStrays(c.req, c.strays)
+		c.attempt = *a
+	}
+}
+
+// contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
+// granted, ctx ends or trying is of no use. It returns the last error.
+func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
+	for n := 0; ; n++ {
+		if err != nil {
+			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
+				return granted{}, err
+			}
+			l.core.room.Show(c.req.Key.Lock, turn{last: err})
+			c.next = time.Now().Add(l.pause(ctx, c, try, remaining, err))
+		}
+		if !c.sleep(ctx) {
+			if err == nil {
+				err = call.ContextError(ctx)
+			}
+			return granted{}, err
+		}
+		c.before = err
+		var g granted
+		if g, remaining, err = l.once(ctx, &c.attempt); err == nil {
+			return g, nil
+		}
+	}
+}
+
+// pause returns how long to sleep after a try that ended with err. Who finds the lock held begins to listen, and tries
+// again at once: the release may have come in between.
+func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) time.Duration {
+	if !errors.Is(err, ErrHeld) || try {
+		return c.pause.Next(0)
+	}
+	if c.stop != nil {
+		return c.pause.Told(remaining)
+	}
+	stop, err := l.core.store.Listen(ctx, c.req.Key, c.wake)
+	if err == nil {
+		c.stop = stop
+		return 0
+	}
+	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
+		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
+	}
+	return c.pause.Next(remaining)
+}
+
+// sleep returns when it is time for the next try, or with false when ctx has ended; then that time is left to the next.
+func (c *contention) sleep(ctx context.Context) bool {
+	d := time.Until(c.next)
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c.heard:
+		c.next = time.Time{}
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
 }
 
 // errLate is a grant with too little left of it. Another try finds the token and raises its TTL again.
@@ -320,10 +540,15 @@ var errLate = fmt.Errorf("%w: granted too late to be of use", ErrUnknown)
 // once makes one try. A grant that nobody can use, as ctx has ended or a quarter of the TTL or less is left, becomes a
 // stray.
 func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, error) {
+	a.req.Count = 0
+	if a.req.Fence != FenceOff && l.core.room.Waiting(a.req.Key.Lock) > 0 {
+		a.req.Count = l.opts.handoffs
+	}
 	sent := now()
 	reply, err := l.core.store.Acquire(ctx, a.req)
 	a.req.Again = true
 	if errors.Is(err, ErrUnknown) {
+		a.unknown = err
 		a.strays.add(sent)
 	}
 	if err != nil {
@@ -340,13 +565,20 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 		a.strays.add(sent)
 		return granted{}, 0, errLate
 	}
-	return granted{sent: sent, fence: reply.Fence}, 0, nil
+	g := granted{sent: sent, fence: reply.Fence}
+	if !reply.Own {
+		g.reserved = Fence(a.req.Count)
+	}
+	return g, 0, nil
 }
 
 // ended adds to the last error why the waiting has ended, if a context did that: the caller's, or that of WithMaxWait,
 // which the caller never sees. Where it cut a command off, that says nothing of Redis, so what went wrong before is
 // added; but not that another held the lock, as that may have changed.
 func (a *attempt) ended(ctx, waiting context.Context, err error) error {
+	if a.strays.n > 0 && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrUnknown) {
+		err = fmt.Errorf("%w; before: %w", err, a.unknown) // and that try may have taken the lock
+	}
 	if waiting.Err() == nil {
 		return err
 	}
@@ -357,7 +589,7 @@ func (a *attempt) ended(ctx, waiting context.Context, err error) error {
 	case cut && errors.Is(err, ErrUnknown):
 		err = fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
 	case cut:
-		err = errors.New("no connection within the time of WithMaxWait")
+		err = errors.New("no attempt got through within the time of WithMaxWait")
 	}
 	if cut && a.before != nil && !errors.Is(a.before, ErrHeld) {
 		err = fmt.Errorf("%w; before: %w", err, a.before)
@@ -373,13 +605,22 @@ func withContext(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
 }
 
-// grant makes the Lock.
-func (l *Locker) grant(ctx context.Context, name string, a attempt, g granted, follow bool) *Lock {
-	le := &lease{dog: l.core.dog, name: name, req: a.req, logger: l.opts.logger, strays: a.strays}
-	if l.opts.maxHold > 0 {
-		le.until = g.sent.time.Add(l.opts.maxHold)
+// lease makes the lease of a granted attempt. It is not under watch yet.
+func (l *Locker) lease(name string, a *attempt, g granted) *lease {
+	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays}
+	le.first = grant{lease: le, fence: g.fence - g.reserved}
+	le.holder = &le.first
+	le.confirmed = g.sent
+	le.run = run{
+		began: g.sent.time, limit: l.opts.handoffs, block: l.opts.handoffs,
+		next: g.fence - g.reserved + 1, last: g.fence,
 	}
-	lk := &Lock{core: l.core, lease: le, name: name, fence: g.fence}
+	return le
+}
+
+// lock makes the Lock of a grant.
+func (l *Locker) lock(ctx context.Context, name string, g *grant, follow bool) *Lock {
+	lk := &Lock{core: l.core, grant: g, name: name}
 	if l.opts.minHold > 0 {
 		lk.keep = time.Now().Add(l.opts.minHold)
 	}
@@ -388,10 +629,55 @@ func (l *Locker) grant(ctx context.Context, name string, a attempt, g granted, f
 	if !follow {
 		parent, lk.ctx.values = context.Background(), ctx
 	}
-	lk.ctx.Context, le.cancel = context.WithCancelCause(parent)
-	le.handle = weak.Make(lk)
-	le.begin(g.sent)
+	var cancel context.CancelCauseFunc
+	lk.ctx.Context, cancel = context.WithCancelCause(parent)
+	g.attach(lk, cancel, &l.opts)
 	return lk
+}
+
+// passOn gives the grant's lease to the next in line, if it is one that it may be given to. Nothing is sent.
+func (c *core) passOn(g *grant) bool {
+	l := g.lease
+	if l.apart || g.check() != nil {
+		return false
+	}
+	var next *grant
+	w := c.room.Next(l.req.Key.Lock, func(to kind) bool {
+		next = g.pass(to)
+		return next != nil
+	})
+	if w == nil {
+		return false
+	}
+	if g.cancel != nil {
+		g.cancel(ErrReleased) // before the next can know
+	}
+	w.Give(turn{grant: next, lease: l})
+	l.anticipate()
+	return true
+}
+
+// drop gives up a grant that nobody can use any more, in the background if that takes a command.
+func (c *core) drop(g *grant) {
+	if !c.passOn(g) && g.finish() == nil {
+		began := time.Now()
+		c.end(g.lease, time.Time{}, func(r Reply) { c.vacate(g.lease, r, time.Since(began)) })
+	}
+}
+
+// vacate gives up the turn that goes with a lease, after a release that took so long. If others listen they get the
+// time to take the lock: the waiters and newcomers of this process would always be faster.
+func (c *core) vacate(l *lease, r Reply, took time.Duration) {
+	if l.apart {
+		return
+	}
+	t := turn{last: ErrHeld, block: l.nextBlock()}
+	if r.Listeners == 0 {
+		c.room.Pass(l.req.Key.Lock, t)
+		return
+	}
+	c.room.Show(l.req.Key.Lock, t)
+	time.AfterFunc(min(max(4*took, minStandBack), maxStandBack), func() { c.room.Pass(l.req.Key.Lock, t) })
 }
 
 // sweepStrays deletes, in the background, what sends of unknown outcome may have left or may leave yet.
@@ -403,7 +689,7 @@ func (c *core) sweepStrays(r Request, s strays) {
 
 func (c *core) sweep(r Request, s strays) {
 	c.sweeper.Add(sweep.Task{Until: s.last.Add(r.TTL), Do: func(ctx context.Context) bool {
-		err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
+		_, err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
 		if err == nil {
 			s.n--
 		}
@@ -416,9 +702,8 @@ func (c *core) sweep(r Request, s strays) {
 // Release is no longer renewed once it has been garbage-collected.
 type Lock struct {
 	core  *core
-	lease *lease
+	grant *grant
 	name  string
-	fence Fence
 	keep  time.Time // a release before it leaves the key until then; zero: none does
 	ctx   lockContext
 
@@ -427,14 +712,15 @@ type Lock struct {
 	after     chan struct{} // closed when it ends; nil while nobody waits for that
 	settled   bool          // the outcome is definite
 	outcome   error         // and this is it
-	unsure    bool          // a delete of unknown outcome was sent; only the releasing goroutine touches it
+	unsure    error         // of a delete of unknown outcome; only the releasing goroutine touches it
+	swept     bool          // it goes on in the background; the same
 }
 
 // Name returns the name that is locked.
 func (lk *Lock) Name() string { return lk.name }
 
 // Fence returns the fencing token of this grant, or zero without WithFencing or WithClockFencing.
-func (lk *Lock) Fence() Fence { return lk.fence }
+func (lk *Lock) Fence() Fence { return lk.grant.fence }
 
 // Context returns a context that ends when the lock is lost or released. Its cause then is an *Error that matches
 // ErrLost, or ErrReleased. It has the values of the context that the lock was acquired with; inside Do it ends with
@@ -443,15 +729,11 @@ func (lk *Lock) Fence() Fence { return lk.fence }
 func (lk *Lock) Context() context.Context { return &lk.ctx }
 
 // Deadline returns when the lease ends unless it is renewed before. It moves with every renewal.
-func (lk *Lock) Deadline() time.Time {
-	lk.lease.mu.Lock()
-	defer lk.lease.mu.Unlock()
-	return lk.lease.deadline
-}
+func (lk *Lock) Deadline() time.Time { return lk.grant.end() }
 
 // Valid tells whether the lock is held and its deadline has not passed. It reads the clock, so it is right at once
 // after the process was stopped and goes on; on Linux it counts the time of a suspended machine too. It asks nobody.
-func (lk *Lock) Valid() bool { return lk.lease.valid() }
+func (lk *Lock) Valid() bool { return lk.grant.check() == nil }
 
 // Extend makes the lease last for at least ttl from now; it never shortens it. Later renewals use the Locker's TTL
 // again. It is for work that can't be renewed for a while, such as before a planned pause.
@@ -470,24 +752,35 @@ func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
 	if err := checkTTL(ttl); err != nil {
 		return err
 	}
-	if err := lk.lease.check(); err != nil {
+	if err := lk.grant.check(); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return call.ContextError(ctx)
 	}
-	r := lk.lease.req
+	l := lk.grant.lease
+	r := l.req
 	r.TTL = ttl
-	err := persist(ctx, func() (err error) {
+	err := persist(ctx, func() error {
+		if err := lk.grant.stretch(ttl); err != nil {
+			return err
+		}
+		step, cancel := context.WithTimeout(ctx, call.Limit)
+		defer cancel()
 		sent := now()
-		lk.core.store.Renew(ctx, []Request{r}, func(_ int, e error) { err = e })
-		if err == nil {
-			return lk.lease.confirm(sent, ttl)
+		var err error
+		lk.core.store.Renew(step, []Request{r}, func(_ int, _ Reply, e error) { err = e })
+		switch {
+		case err == nil:
+			return l.confirm(sent, ttl)
+		case step.Err() != nil && ctx.Err() == nil:
+			return fmt.Errorf("%w: no answer within %v", ErrUnknown, call.Limit)
 		}
 		return err
 	})
 	if errors.Is(err, ErrLost) {
-		return lk.lease.lose(errGone)
+		l.lose(errGone)
+		return lk.grant.check()
 	}
 	return err
 }
@@ -495,14 +788,20 @@ func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
 // persist repeats step while it fails for a reason that may pass, until ctx or the budget ends, but at least once: the
 // first may have spent the budget on a connection that is dead.
 func persist(ctx context.Context, step func() error) error {
-	var poll wait.Poll
+	var pause wait.Pause
+	var unknown error
 	end := time.Now().Add(releaseBudget)
 	for again := false; ; again = true {
 		err := step()
-		if err == nil || isPermanent(err) || errors.Is(err, ErrLost) || errors.Is(err, ErrReleased) {
+		if err == nil || errors.Is(err, ErrLost) || errors.Is(err, ErrReleased) {
 			return err
 		}
-		if again && !time.Now().Before(end) || !wait.Sleep(ctx, poll.Next(0)) {
+		if errors.Is(err, ErrUnknown) {
+			unknown = err
+		} else if unknown != nil {
+			err = fmt.Errorf("%w; before: %w", err, unknown)
+		}
+		if isPermanent(err) || again && !time.Now().Before(end) || !wait.Sleep(ctx, pause.Next(0)) {
 			return withContext(ctx, err)
 		}
 	}
@@ -516,7 +815,7 @@ func persist(ctx context.Context, step func() error) error {
 // It returns nil if the lock was released, also by an earlier call, and an *Error that matches ErrLost if the lock was
 // lost before. These outcomes are final. Otherwise Redis could not be reached, or, if it matches ErrUnknown, did not
 // answer; a further call tries again. Concurrent calls wait for the one under way.
-func (lk *Lock) Release(ctx context.Context) error {
+func (lk *Lock) Release(ctx context.Context) (err error) {
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), releaseBudget)
@@ -525,11 +824,11 @@ func (lk *Lock) Release(ctx context.Context) error {
 	if settled, err := lk.enter(ctx); settled || err != nil {
 		return err
 	}
-	err, final := lk.release(ctx)
-	if err != nil {
+	var final bool
+	defer func() { lk.leave(err, final) }()
+	if err, final = lk.release(ctx); err != nil {
 		err = &Error{Op: "release", Name: lk.name, Err: err}
 	}
-	lk.leave(err, final)
 	return err
 }
 
@@ -572,51 +871,88 @@ func (lk *Lock) leave(err error, final bool) {
 	}
 }
 
-// release ends the lease and deletes the key. It tells whether the outcome is definite.
+// release passes the lease on, or ends it and deletes the key. It tells whether the outcome is definite.
 func (lk *Lock) release(ctx context.Context) (err error, final bool) {
+	g, l := lk.grant, lk.grant.lease
+	if lk.keep.IsZero() && lk.core.passOn(g) {
+		return nil, true
+	}
 	lk.core.dog.count(1)
 	defer lk.core.dog.count(-1)
-	if err := lk.lease.finish(); err != nil && err != ErrReleased {
-		if err != errGone {
-			lk.sweep() // it may be there yet: renewals may have arrived whose answers did not
-		}
+	began := time.Now()
+	var reply Reply
+	switch err := g.finish(); {
+	case err == nil:
+		defer func() { lk.core.vacate(l, reply, time.Since(began)) }()
+	case err == errGone:
+		lk.core.sweepStrays(l.req, l.strays)
+		return err, true
+	case err != ErrReleased:
+		lk.sweep() // it may be there yet: renewals may have arrived whose answers did not
 		return err, true
 	}
-	err = persist(ctx, func() error {
-		err := lk.core.store.Release(ctx, lk.ending())
-		lk.unsure = lk.unsure || errors.Is(err, ErrUnknown)
+	err = persist(ctx, func() (err error) {
+		reply, err = lk.core.store.Release(ctx, l.ending(lk.keep))
+		if errors.Is(err, ErrUnknown) {
+			lk.unsure = err
+		}
 		return err
 	})
+	if errors.Is(err, ErrLost) && (lk.unsure != nil || !time.Now().Before(g.end())) {
+		err = nil // gone: an earlier delete has worked, or the lease ran out on the way, after it was given up
+	}
 	switch {
-	case err == nil, errors.Is(err, ErrLost) && (lk.unsure || !time.Now().Before(lk.Deadline())):
-		// Gone: an earlier delete has worked, or the lease ran out on the way, after it was given up.
-		lk.core.sweepStrays(lk.lease.req, lk.lease.strays)
+	case err == nil, errors.Is(err, ErrLost):
+		lk.core.sweepStrays(l.req, l.strays)
+		if err != nil {
+			return errGone, true
+		}
+		lk.core.warnMute(reply, g.logger)
 		return nil, true
-	case errors.Is(err, ErrLost):
-		return errGone, true
 	default:
-		lk.unsure = true
+		if lk.unsure == nil {
+			lk.unsure = err
+		}
 		lk.sweep()
 		return err, false
 	}
 }
 
-// ending is the request that gives the key up now.
-func (lk *Lock) ending() Request {
-	r := Request{Key: lk.lease.req.Key, Token: lk.lease.req.Token}
-	if !lk.keep.IsZero() {
-		r.Hold = max(0, time.Until(lk.keep))
+// warnMute says once if waiters are not told of releases.
+func (c *core) warnMute(r Reply, logger *slog.Logger) {
+	if r.Mute != nil && !c.mute.Swap(true) {
+		orDefault(logger).Warn("lock: waiters are not told of releases, and find out by asking", "error", r.Mute)
+	}
+}
+
+// ending is the request that gives the key up now, or leaves it until keep.
+func (l *lease) ending(keep time.Time) Request {
+	r := Request{Key: l.req.Key, Token: l.req.Token}
+	if !keep.IsZero() {
+		r.Hold = max(0, time.Until(keep))
 	}
 	return r
 }
 
 // sweep goes on releasing in the background, for as long as the key may last.
 func (lk *Lock) sweep() {
-	s := lk.lease.strays
-	lk.core.sweeper.Add(sweep.Task{Until: time.Now().Add(lk.lease.req.TTL), Do: func(ctx context.Context) bool {
-		err := lk.core.store.Release(ctx, lk.ending())
+	if !lk.swept {
+		lk.swept = true
+		lk.core.end(lk.grant.lease, lk.keep, nil)
+	}
+}
+
+// end releases in the background, for as long as the key may last. It calls tried, if that is not nil,
+// after the first try.
+func (c *core) end(l *lease, keep time.Time, tried func(Reply)) {
+	c.sweeper.Add(sweep.Task{Until: l.lasts(), Do: func(ctx context.Context) bool {
+		reply, err := c.store.Release(ctx, l.ending(keep))
+		if tried != nil {
+			tried(reply)
+			tried = nil
+		}
 		if err == nil || errors.Is(err, ErrLost) {
-			lk.core.sweepStrays(lk.lease.req, s)
+			c.sweepStrays(l.req, l.strays)
 			return true
 		}
 		return isPermanent(err)
@@ -667,6 +1003,8 @@ type options struct {
 	maxWait time.Duration
 	maxHold time.Duration
 	minHold time.Duration
+
+	handoffs int
 }
 
 func (o *options) check() error {
@@ -677,6 +1015,9 @@ func (o *options) check() error {
 		if d.value < 0 || d.value > maxTTL {
 			return fmt.Errorf("%s: %v is not between 0 and %v", d.option, d.value, maxTTL)
 		}
+	}
+	if o.handoffs < 0 || o.handoffs > maxHandoffs {
+		return fmt.Errorf("WithMaxHandoffs: %d is not between 0 and %d", o.handoffs, maxHandoffs)
 	}
 	if err := keys.CheckPrefix(o.prefix); err != nil {
 		return fmt.Errorf("WithPrefix: %w", err)
@@ -750,6 +1091,13 @@ func WithMinHold(d time.Duration) Option {
 	return func(o *options) { o.minHold = d }
 }
 
+// WithMaxHandoffs sets how often in a row a lock may be passed from one waiter of the process to the next without asking
+// Redis: 16 times by default, and for one second at most. When it is known that no other process waits, a row may be
+// longer, but not in time. Zero turns passing off: then each release is one in Redis. At most 1024.
+func WithMaxHandoffs(n int) Option {
+	return func(o *options) { o.handoffs = n }
+}
+
 // noDefault is the Store behind Default before SetDefault: it fails closed.
 type noDefault struct{}
 
@@ -757,13 +1105,21 @@ func (noDefault) Acquire(context.Context, Request) (Reply, error) {
 	return Reply{}, Permanent(ErrNoDefault)
 }
 
-func (noDefault) Renew(_ context.Context, rs []Request, done func(int, error)) {
+func (noDefault) Renew(_ context.Context, rs []Request, done func(int, Reply, error)) {
 	for i := range rs {
-		done(i, Permanent(ErrNoDefault))
+		done(i, Reply{}, Permanent(ErrNoDefault))
 	}
 }
 
-func (noDefault) Release(context.Context, Request) error { return Permanent(ErrNoDefault) }
+func (noDefault) Release(context.Context, Request) (Reply, error) {
+	return Reply{}, Permanent(ErrNoDefault)
+}
+
+func (noDefault) Listen(context.Context, Key, func()) (func(), error) {
+	return nil, errors.ErrUnsupported
+}
+
+func (noDefault) Wait(context.Context) error { return nil }
 
 var defaultLocker atomic.Pointer[Locker]
 

@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/seed-b640e7e9/lock/internal/call"
+	"github.com/seed-b640e7e9/lock/internal/wake"
 )
 
 // Store keeps leases: it is to a Locker what a slog.Handler is to a Logger. Users call a Locker; a Store is written by
@@ -26,14 +28,23 @@ type Store interface {
 	// TTL is raised to the request's and the fence is the same as before.
 	Acquire(ctx context.Context, r Request) (Reply, error)
 
-	// Renew raises the TTLs of leases, never lowering one. It calls done exactly once for each request, maybe from
-	// several goroutines and as soon as that request is decided, and returns after the last. ErrLost says that the key is
-	// gone or another's.
-	Renew(ctx context.Context, rs []Request, done func(i int, err error))
+	// Renew raises the TTLs of leases, never lowering one, and reserves fences where a request has a Count. It calls done
+	// exactly once for each request, maybe from several goroutines and as soon as that request is decided, and returns
+	// after the last. ErrLost says that the key is gone or another's.
+	Renew(ctx context.Context, rs []Request, done func(i int, r Reply, err error))
 
-	// Release deletes the key if it has the token, or leaves it, of no more use to the token, for the request's Hold.
-	// ErrLost says that the key is gone or another's.
-	Release(ctx context.Context, r Request) error
+	// Release deletes the key if it has the token, or leaves it, of no more use to the token, for the request's Hold, and
+	// tells those who listen to the key. ErrLost says that the key is gone or another's.
+	Release(ctx context.Context, r Request) (Reply, error)
+
+	// Listen returns when it is certain that wake will be called for each Release of the key from now on, and whenever
+	// one may have been missed. wake does not block. The error matches errors.ErrUnsupported if there is no use in asking
+	// again. stop ends listening; it does not block.
+	Listen(ctx context.Context, key Key, wake func()) (stop func(), err error)
+
+	// Wait returns nil when nothing of the Store runs in the background and nobody listens, or ctx's error. It ends what
+	// is only kept for the next use.
+	Wait(ctx context.Context) error
 }
 
 // Key is where a name lives in Redis.
@@ -56,16 +67,20 @@ type Request struct {
 	Key   Key
 	Token string
 	TTL   time.Duration // of Acquire and Renew; whole milliseconds
-	Fence FenceMode     // of Acquire
+	Fence FenceMode     // of Acquire, and of Renew with a Count
 	Again bool          // of Acquire: the token was sent before, or the key is known to be held
+	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
+	Floor Fence         // of Renew: the highest fence known; what is reserved lies above
 	Hold  time.Duration // of Release: how much longer the key stays, although nobody holds it
 }
 
-// Reply is what Acquire answers.
+// Reply is what a Store answers.
 type Reply struct {
-	Fence     Fence         // of a grant with fencing
-	Own       bool          // of a grant: the key had the token already, from an earlier send
+	Fence     Fence         // of Acquire, the last number that was reserved or, without a Count, the grant's own; of Renew the same
+	Own       bool          // of Acquire: the key had the token already, from an earlier send, and nothing was reserved
 	Remaining time.Duration // of ErrHeld: when the key ends unless it is renewed; not positive if unknown
+	Listeners int           // of Release, and of Renew with a Count: who listens to the key; negative if unknown
+	Mute      error         // of Release: why those who listen were not told, if they were not
 }
 
 // Permanent marks err as one that waiting does not heal: a waiting Acquire gives up at once. A nil err stays nil.
@@ -93,58 +108,76 @@ func newScript(text string) *script {
 	return &script{text: text, sha: hex.EncodeToString(sum[:])}
 }
 
+// raise is Lua that raises the fence counter by a number, from at least a floor and, in clock mode, from the server's clock
+// in microseconds; it returns the counter, as a string. Fences travel as strings and are compared by length and then
+// bytes, as Lua's numbers are exact up to 2^53 only; INCRBY adds exactly.
+const raise = `
+local function raise(by, floor, mode)
+  local last = redis.call('GET', KEYS[2]) or '0'
+  local function atLeast(n)
+    if #n > #last or (#n == #last and n > last) then
+      redis.call('SET', KEYS[2], n)
+      last = n
+    end
+  end
+  atLeast(floor)
+  if mode == 'clock' then
+    local t = redis.call('TIME')
+    atLeast(string.format('%.0f', t[1] * 1000000 + t[2] - 1))
+  end
+  redis.call('INCRBY', KEYS[2], by)
+  return redis.call('GET', KEYS[2])
+end
+`
+
+// refusal is Lua that returns the READONLY error of a replica, or nil on a primary: a replica answers reads, although it
+// may be behind, so the script tries a write that changes nothing. Then nothing has been learnt.
+const refusal = `
+local function refusal(value)
+  local probe
+  if value then
+    probe = redis.pcall('SET', KEYS[1], '', 'PX', 1, 'NX')
+  else
+    probe = redis.pcall('DEL', KEYS[1])
+  end
+  if type(probe) == 'table' and probe.err and string.find(probe.err, 'READONLY', 1, true) then
+    return probe
+  end
+end
+`
+
+// notMine ends a script, with refusal, that found another value than the token, or none.
+const notMine = `
+return refusal(value) or 0
+`
+
 // acquireScript takes a lease.
 //
 //	KEYS   lock [, fence counter]
-//	ARGV   token, TTL in ms [, "counter" or "clock"]
-//	reply  held by another: its PTTL; granted: the fence, as a string; granted to the same token before: {fence}
+//	ARGV   token, TTL in ms [, how many fences, "counter" or "clock"]
+//	reply  held by another: its PTTL; granted: the last of the fences, as a string; granted to the same token before:
+//	       {the counter}
 //
 // A repeat finds its own token and changes nothing but a TTL that is too short. The counter rises before the key is
-// set: if it can't rise there is no lock, and a number that nobody got is only skipped. Fences travel as strings and
-// are compared by length and then bytes, as Lua's numbers are exact up to 2^53 only.
-var acquireScript = newScript(`
+// set: if it can't rise there is no lock, and numbers that nobody got are only skipped.
+var acquireScript = newScript(refusal + raise + `
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
-  return redis.call('PTTL', KEYS[1])
+  return refusal(holder) or redis.call('PTTL', KEYS[1])
 end
 if holder and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-local fence = KEYS[2] and holder and redis.call('GET', KEYS[2])
-if KEYS[2] and not fence then
-  redis.call('INCR', KEYS[2])
-  fence = redis.call('GET', KEYS[2])
-  if ARGV[3] == 'clock' then
-    local t = redis.call('TIME')
-    local now = string.format('%.0f', t[1] * 1000000 + t[2])
-    if #now > #fence or (#now == #fence and now > fence) then
-      redis.call('SET', KEYS[2], now)
-      fence = now
-    end
-  end
+local fence = '0'
+if KEYS[2] then
+  fence = holder and redis.call('GET', KEYS[2]) or raise(ARGV[3], '0', ARGV[4])
 end
 if holder then
-  return {fence or '0'}
+  return {fence}
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return fence or '0'
+return fence
 `)
-
-// notMine ends a script that found another value than the token, or none. A replica would have answered the GET too,
-// although it may be behind; so the script tries a write that changes nothing, which a replica refuses: then READONLY
-// is the answer, and nothing has been learnt.
-const notMine = `
-local probe
-if value then
-  probe = redis.pcall('SET', KEYS[1], '', 'PX', 1, 'NX')
-else
-  probe = redis.pcall('DEL', KEYS[1])
-end
-if type(probe) == 'table' and probe.err and string.find(probe.err, 'READONLY', 1, true) then
-  return probe
-end
-return 0
-`
 
 // renewScript raises the TTL of a lease.
 //
@@ -153,7 +186,7 @@ return 0
 //	reply  1, or 0 if the key is gone or another's
 //
 // A repeat, also a late one, never shortens a TTL, and does nothing once the token is gone.
-var renewScript = newScript(`
+var renewScript = newScript(refusal + `
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[1] then
   if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
@@ -162,49 +195,109 @@ if value == ARGV[1] then
   return 1
 end` + notMine)
 
+// prolongScript raises the TTL of a lease that several grants are to share, reserves their fences and asks who else
+// listens.
+//
+//	KEYS   lock [, fence counter]
+//	ARGV   token, TTL in ms [, how many fences, the highest known, "counter" or "clock"]
+//	reply  {listeners, the last of the fences as a string}, or 0 if the key is gone or another's; listeners is -1 if the
+//	       server does not tell
+//
+// A repeat reserves other numbers, above; those of a reply that was lost are only skipped.
+var prolongScript = newScript(refusal + raise + `
+local value = redis.call('GET', KEYS[1])
+if value == ARGV[1] then
+  local fence = '0'
+  if KEYS[2] then
+    fence = raise(ARGV[3], ARGV[4], ARGV[5])
+  end
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
+  local listeners = redis.pcall('PUBSUB', 'SHARDNUMSUB', KEYS[1])
+  if listeners.err and string.find(string.lower(listeners.err), 'unknown') then
+    listeners = redis.pcall('PUBSUB', 'NUMSUB', KEYS[1])
+  end
+  return {listeners.err and -1 or listeners[2], fence}
+end` + notMine)
+
+// tell is Lua that wakes those who listen to the key, and returns how many they are plus one, or a list with the reason
+// why they were not told. The channel is the key itself, as a suffix could lie in another slot. Nothing it does can fail
+// the script.
+const tell = `
+local function tell(quiet)
+  if quiet == '1' then
+    return {}
+  end
+  local told = redis.pcall('SPUBLISH', KEYS[1], '')
+  if type(told) == 'table' and string.find(string.lower(told.err), 'unknown') then
+    told = redis.pcall('PUBLISH', KEYS[1], '')
+  end
+  if type(told) == 'table' then
+    return {told.err}
+  end
+  return told + 1
+end
+`
+
 // releaseScript ends a lease.
 //
 //	KEYS   lock
-//	ARGV   token
-//	reply  1, or 0 if the key is gone or another's
+//	ARGV   token, "1" to tell nobody
+//	reply  what tell returns, or 0 if the key is gone or another's
 //
 // A repeat answers 0: who sends it again has to remember that the first may have worked.
-var releaseScript = newScript(`
+var releaseScript = newScript(refusal + tell + `
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[1] then
-  return redis.call('DEL', KEYS[1])
+  redis.call('DEL', KEYS[1])
+  return tell(ARGV[2])
 end` + notMine)
 
 // holdScript ends a lease but leaves the key for a while, with a value that no late renewal of the token matches.
 //
 //	KEYS   lock
-//	ARGV   token, the value that stays, how long in ms
-//	reply  1, or 0 if the key is gone or another's
+//	ARGV   token, "1" to tell nobody, the value that stays, how long in ms
+//	reply  what tell returns, or 0 if the key is gone or another's
 //
-// A repeat finds the value that the first has left and answers 1 as well. SET is refused when memory is short; then
+// A repeat finds the value that the first has left and succeeds as well. SET is refused when memory is short; then
 // the token itself stays that long.
-var holdScript = newScript(`
+var holdScript = newScript(refusal + tell + `
 local value = redis.call('GET', KEYS[1])
-if value == ARGV[2] then
-  return 1
+if value == ARGV[3] then
+  return tell(ARGV[2])
 end
 if value == ARGV[1] then
-  local set = redis.pcall('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+  local set = redis.pcall('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
   if type(set) == 'table' and set.err then
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    redis.call('PEXPIRE', KEYS[1], ARGV[4])
   end
-  return 1
+  return tell(ARGV[2])
 end` + notMine)
 
 // single is the Store on one Redis, or one Redis Cluster: each key has one primary.
-type single struct{ client call.Client }
+type single struct {
+	client call.Client
+	hub    *wake.Hub
+	quiet  atomic.Bool // publishing is refused: each further try would only fill the server's log
+}
 
-var _ Store = single{}
+var _ Store = (*single)(nil)
 
 // NewStore returns the Store that keeps each key on one primary: what New uses, and what a quorum is composed of. It
 // panics on a client that can't carry a lock: nil, a redis.Ring, a redis.AutoPipeliner.
 func NewStore(rdb redis.UniversalClient) Store {
-	return single{client: call.New(rdb)}
+	return &single{client: call.New(rdb), hub: wake.New(rdb)}
+}
+
+// sameKeys tells whether two Stores keep their leases in the same place, as far as that shows.
+func sameKeys(a, b Store) bool {
+	x, ok := a.(*single)
+	if !ok {
+		return a == b
+	}
+	y, ok := b.(*single)
+	return ok && x.client == y.client
 }
 
 // message is a command on its way, in one allocation. The token travels by pointer, which go-redis takes for the
@@ -215,7 +308,7 @@ type message struct {
 	args  [9]any
 }
 
-func (s single) Acquire(ctx context.Context, r Request) (Reply, error) {
+func (s *single) Acquire(ctx context.Context, r Request) (Reply, error) {
 	if r.Again || r.Fence != FenceOff {
 		return s.acquireByScript(ctx, r)
 	}
@@ -232,14 +325,14 @@ func (s single) Acquire(ctx context.Context, r Request) (Reply, error) {
 	return Reply{}, nil
 }
 
-func (s single) acquireByScript(ctx context.Context, r Request) (Reply, error) {
+func (s *single) acquireByScript(ctx context.Context, r Request) (Reply, error) {
 	m := &message{token: r.Token}
 	args := m.call(acquireScript, 1)
 	if r.Fence == FenceOff {
 		args = append(args, r.Key.Lock, &m.token, r.TTL.Milliseconds())
 	} else {
 		args[2] = 2
-		args = append(args, r.Key.Lock, r.Key.Fence, &m.token, r.TTL.Milliseconds(), r.Fence.arg())
+		args = append(args, r.Key.Lock, r.Key.Fence, &m.token, r.TTL.Milliseconds(), r.Count+1, r.Fence.arg())
 	}
 	reply, err := s.eval(ctx, m, acquireScript, args)
 	if err != nil {
@@ -261,34 +354,71 @@ func readAcquired(reply any) (Reply, error) {
 	if list, ok := reply.([]any); ok && len(list) == 1 {
 		reply, own = list[0], true
 	}
-	switch v := reply.(type) {
-	case int64:
-		return Reply{Remaining: time.Duration(v) * time.Millisecond}, ErrHeld
-	case string:
-		n, err := strconv.ParseInt(v, 10, 64)
-		if err == nil {
-			return Reply{Fence: Fence(n), Own: own}, nil
-		}
+	if remaining, ok := reply.(int64); ok {
+		return Reply{Remaining: time.Duration(remaining) * time.Millisecond}, ErrHeld
 	}
-	return Reply{}, fmt.Errorf("%w: unexpected reply %v", ErrUnknown, reply)
+	if fence, ok := readFence(reply); ok {
+		return Reply{Fence: fence, Own: own}, nil
+	}
+	return Reply{}, unexpected(reply)
 }
 
-func (s single) Release(ctx context.Context, r Request) error {
+func readFence(reply any) (Fence, bool) {
+	text, _ := reply.(string)
+	n, err := strconv.ParseInt(text, 10, 64)
+	return Fence(n), err == nil
+}
+
+func unexpected(reply any) error { return fmt.Errorf("%w: unexpected reply %v", ErrUnknown, reply) }
+
+func (s *single) Release(ctx context.Context, r Request) (Reply, error) {
 	m := &message{token: r.Token}
 	sc := releaseScript
 	if r.Hold > 0 {
 		sc = holdScript
 	}
-	args := append(m.call(sc, 1), r.Key.Lock, &m.token)
+	quiet := 0
+	if s.quiet.Load() {
+		quiet = 1
+	}
+	args := append(m.call(sc, 1), r.Key.Lock, &m.token, quiet)
 	if r.Hold > 0 {
 		args = append(args, r.Token+":done", r.Hold.Milliseconds()+1)
 	}
 	reply, err := s.eval(ctx, m, sc, args)
-	if isWrongType(err) || (err == nil && reply != int64(1)) {
-		return ErrLost
+	if isWrongType(err) || reply == int64(0) {
+		return Reply{}, ErrLost
 	}
-	return err
+	if err != nil {
+		return Reply{}, err
+	}
+	return s.readReleased(reply)
 }
+
+// readReleased reads what tell returns.
+func (s *single) readReleased(reply any) (Reply, error) {
+	if n, ok := reply.(int64); ok {
+		return Reply{Listeners: int(n) - 1}, nil
+	}
+	list, ok := reply.([]any)
+	if !ok {
+		return Reply{}, unexpected(reply)
+	}
+	r := Reply{Listeners: -1}
+	if len(list) > 0 {
+		s.quiet.Store(true)
+		r.Mute = fmt.Errorf("%v", list[0])
+	}
+	return r, nil
+}
+
+func (s *single) Listen(ctx context.Context, key Key, wake func()) (stop func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, call.Limit)
+	defer cancel()
+	return s.hub.Listen(ctx, key.Lock, wake)
+}
+
+func (s *single) Wait(ctx context.Context) error { return s.hub.Wait(ctx) }
 
 // isWrongType tells a reply that no lease of ours could have caused: the key is another's.
 func isWrongType(err error) bool { return call.HasCode(err, "WRONGTYPE") }
@@ -299,7 +429,7 @@ func (m *message) call(sc *script, keys int) []any {
 }
 
 // eval sends args, which begin with call: by hash, and with the text if the server does not know the hash.
-func (s single) eval(ctx context.Context, m *message, sc *script, args []any) (any, error) {
+func (s *single) eval(ctx context.Context, m *message, sc *script, args []any) (any, error) {
 	cmd := redis.NewCmd(ctx, args...)
 	m.Cmder = cmd
 	err := s.client.Process(ctx, &m.Message)
@@ -317,7 +447,7 @@ func (s single) eval(ctx context.Context, m *message, sc *script, args []any) (a
 
 // Renew sends one pipeline for each primary, side by side: a pipeline over several shards returns only when the
 // slowest has answered.
-func (s single) Renew(ctx context.Context, rs []Request, done func(int, error)) {
+func (s *single) Renew(ctx context.Context, rs []Request, done func(int, Reply, error)) {
 	groups := map[any][]int{}
 	for i, r := range rs {
 		node := s.client.Node(ctx, r.Key.Lock)
@@ -325,46 +455,80 @@ func (s single) Renew(ctx context.Context, rs []Request, done func(int, error)) 
 	}
 	var wg sync.WaitGroup
 	for _, group := range groups {
-		wg.Go(func() { s.renewGroup(ctx, rs, group, "evalsha", renewScript.sha, done) })
+		wg.Go(func() { s.renewGroup(ctx, rs, group, false, done) })
 	}
 	wg.Wait()
 }
 
-// renewGroup renews rs[i] for each i of the group, with evalsha and the script's hash; then, with eval and its text,
-// those for which the server did not know the hash.
-func (s single) renewGroup(ctx context.Context, rs []Request, group []int, eval string, sc any, done func(int, error)) {
+// renewGroup renews rs[i] for each i of the group, by the scripts' hashes; then, with the text, those for which the
+// server did not know the hash.
+func (s *single) renewGroup(ctx context.Context, rs []Request, group []int, text bool, done func(int, Reply, error)) {
 	cmds := make([]redis.Cmder, len(group))
 	for k, i := range group {
-		r := &rs[i]
-		cmds[k] = &call.Message{Cmder: redis.NewCmd(ctx, eval, sc, 1, r.Key.Lock, &r.Token, r.TTL.Milliseconds())}
+		cmds[k] = &call.Message{Cmder: redis.NewCmd(ctx, rs[i].renewal(text)...)}
 	}
-	if err := s.client.Pipeline(ctx, cmds); call.WasAbandoned(err) {
+	whole := s.client.Pipeline(ctx, cmds)
+	if call.WasAbandoned(whole) {
 		for _, i := range group {
-			done(i, outcome(err))
+			done(i, Reply{}, outcome(whole))
 		}
 		return
 	}
 	var again []int
 	for k, i := range group {
 		cmd := cmds[k].(*call.Message).Cmder.(*redis.Cmd)
-		if eval == "evalsha" && call.HasCode(cmd.Err(), "NOSCRIPT") {
+		if !text && call.HasCode(cmd.Err(), "NOSCRIPT") {
 			again = append(again, i)
 			continue
 		}
-		done(i, renewed(cmd))
+		if whole != nil && cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(whole) // go-redis does not, if the server has refused the connection
+		}
+		reply, err := readRenewed(cmd)
+		done(i, reply, err)
 	}
 	if len(again) > 0 {
-		s.renewGroup(ctx, rs, again, "eval", renewScript.text, done)
+		s.renewGroup(ctx, rs, again, true, done)
 	}
 }
 
-// renewed is the outcome of one renewal.
-func renewed(cmd *redis.Cmd) error {
-	reply, err := cmd.Result()
-	if isWrongType(err) || (err == nil && reply != int64(1)) {
-		return ErrLost
+// renewal is the command that renews, or prolongs if grants are to follow, by the script's hash or its text.
+func (r *Request) renewal(text bool) []any {
+	sc := renewScript
+	if r.Count > 0 {
+		sc = prolongScript
 	}
-	return outcome(err)
+	eval, by := "evalsha", sc.sha
+	if text {
+		eval, by = "eval", sc.text
+	}
+	if r.Count == 0 || r.Fence == FenceOff {
+		return []any{eval, by, 1, r.Key.Lock, &r.Token, r.TTL.Milliseconds()}
+	}
+	return []any{
+		eval, by, 2, r.Key.Lock, r.Key.Fence, &r.Token, r.TTL.Milliseconds(), r.Count, int64(r.Floor), r.Fence.arg(),
+	}
+}
+
+// readRenewed reads the outcome of one renewal.
+func readRenewed(cmd *redis.Cmd) (Reply, error) {
+	reply, err := cmd.Result()
+	if isWrongType(err) || reply == int64(0) {
+		return Reply{}, ErrLost
+	}
+	if err != nil {
+		return Reply{}, outcome(err)
+	}
+	if reply == int64(1) {
+		return Reply{}, nil
+	}
+	if list, ok := reply.([]any); ok && len(list) == 2 {
+		listeners, _ := list[0].(int64)
+		if fence, ok := readFence(list[1]); ok {
+			return Reply{Fence: fence, Listeners: int(listeners)}, nil
+		}
+	}
+	return Reply{}, unexpected(reply)
 }
 
 // outcome translates the error of a command into what a Store answers.

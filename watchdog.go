@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-b640e7e9/lock/internal/clock"
 	"github.com/seed-b640e7e9/lock/internal/due"
+	"github.com/seed-b640e7e9/lock/internal/wait"
 )
 
 // drift is what the server's clock may gain on the client's within a lease of the given TTL. The allowance is the one
@@ -37,36 +38,53 @@ type strays struct {
 
 func (s *strays) add(sent moment) { s.n, s.last = s.n+1, sent.time }
 
-// lease is what a Locker holds in Redis. It reaches neither the Lock nor a context that carries it: else a forgotten
-// Lock would never be collected.
+// lease is what a Locker holds in Redis: one token, for a row of grants. It reaches neither a Lock nor a context that
+// carries one: else a forgotten Lock would never be collected.
 type lease struct {
 	dog    *watchdog
 	name   string
 	req    Request
-	cancel context.CancelCauseFunc // ends the grant's context
-	handle weak.Pointer[Lock]      // the grant
-	logger *slog.Logger            // nil: slog.Default()
-	until  time.Time               // no renewal carries the lease beyond it; zero: none does not
+	kind   kind
+	apart  bool // the room knows nothing of it
 	strays strays
 	renew  due.Item[*lease] // the next renewal, in the watchdog's queue
 	alarm  due.Item[*lease] // the deadline, in its other one
 
-	mu        sync.Mutex // guards all below
-	ended     error      // nil while held; then ErrReleased, or an error that matches ErrLost
-	confirmed moment     // when the last command was sent that the server has confirmed
-	deadline  time.Time  // the lease must not be trusted from then on
-	failures  int        // renewals that failed since the last confirmed one
-	failure   error      // the last of them
-	report    string     // what to log once the mutex is free
+	mu        sync.Mutex // guards all below, and the grants
+	first     grant
+	holder    *grant        // the current grant
+	run       run           // of grants
+	extended  bool          // the key may last longer than the TTL says
+	ended     error         // nil while held; then ErrReleased, or an error that matches ErrLost
+	confirmed moment        // when the last command was sent that the server has confirmed
+	deadline  time.Time     // the lease must not be trusted from then on
+	suspended time.Duration // how long the machine had been when the command was sent that the deadline counts from
+	reach     time.Time     // when the key ends at the latest, whatever became of the commands sent for it
+	failures  int           // renewals that failed since the last confirmed one
+	failure   error         // the last of them
+	report    string        // of a loss, until it is reported
+}
+
+// grant is one caller's turn under a lease. Its fields are guarded by the lease's mutex once it is under way.
+type grant struct {
+	lease  *lease
+	fence  Fence
+	logger *slog.Logger            // nil: slog.Default()
+	until  time.Time               // no renewal carries the lease beyond it; zero: none does not
+	cancel context.CancelCauseFunc // ends the Lock's context; nil while there is no Lock yet
+	handle weak.Pointer[Lock]
+	ended  error     // nil while held; then ErrReleased, or an error that matches ErrLost
+	last   time.Time // the deadline that the lease had then
 }
 
 // begin puts l under watch, confirmed by a command that was sent at that moment.
 func (l *lease) begin(sent moment) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	l.renew.Value, l.alarm.Value = l, l
 	l.confirmed = sent
-	l.deadline = sent.time.Add(l.req.TTL - drift(l.req.TTL))
+	l.deadline, l.suspended = sent.time.Add(l.req.TTL-drift(l.req.TTL)), sent.suspended
+	l.reachLocked(time.Now(), l.req.TTL)
 	l.dog.alarms.Put(&l.alarm, l.deadline)
 	l.dog.count(1)
 	l.planLocked(sent.time.Add(l.interval()))
@@ -76,29 +94,63 @@ func (l *lease) begin(sent moment) {
 // at the same time do not stay together.
 func (l *lease) interval() time.Duration { return l.req.TTL/3 - rand.N(l.req.TTL/30) }
 
-// check returns nil while the lease is held, else how it has ended. It looks at the clock rather than wait for the
-// alarm, so it is right at once when a process was frozen and goes on.
-func (l *lease) check() error {
+// attach makes lk the handle of the grant, and cancel what ends its context: at once if the grant has ended already.
+func (g *grant) attach(lk *Lock, cancel context.CancelCauseFunc, o *options) {
+	l := g.lease
 	l.mu.Lock()
-	defer l.unlock()
-	return l.checkLocked()
+	defer l.mu.Unlock()
+	g.handle, g.cancel, g.logger = weak.Make(lk), cancel, o.logger
+	if o.maxHold > 0 {
+		began := time.Now()
+		if g == &l.first {
+			began = l.confirmed.time
+		}
+		g.until = began.Add(o.maxHold)
+	}
+	if g.ended != nil {
+		cancel(g.cause(g.ended))
+	}
 }
 
-func (l *lease) checkLocked() error {
-	if l.ended == nil && !time.Now().Before(l.deadline) {
+// check returns nil while the grant is held, else how it has ended. It looks at the clock rather than wait for the
+// alarm, so it is right at once when a process was frozen and goes on.
+func (g *grant) check() error {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	return g.ended
+}
+
+// checkLocked loses the lease if its time is over, also if the machine was suspended meanwhile, which the monotonic
+// clock does not count.
+func (l *lease) checkLocked() {
+	if l.ended == nil && time.Until(l.deadline) <= clock.AtMost()-l.suspended {
 		l.loseLocked(l.unconfirmedLocked())
 	}
-	return l.ended
 }
 
-// valid is check, but counts the time in which the machine was suspended too.
-func (l *lease) valid() bool {
-	l.mu.Lock()
-	defer l.unlock()
-	if l.checkLocked() != nil {
-		return false
+// reachLocked accounts for a command that may make the key last for ttl from then.
+func (l *lease) reachLocked(at time.Time, ttl time.Duration) {
+	if end := at.Add(ttl); end.After(l.reach) {
+		l.reach = end
 	}
-	return time.Until(l.deadline) > clock.AtMost()-l.confirmed.suspended
+}
+
+// lasts returns when the key ends at the latest.
+func (l *lease) lasts() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reach
+}
+
+// end returns the lease's deadline, or the one that it had when the grant ended.
+func (g *grant) end() time.Time {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	if g.ended != nil {
+		return g.last
+	}
+	return g.lease.deadline
 }
 
 // unconfirmedLocked is the loss that nobody told of: the time is over, and no answer has prolonged it.
@@ -125,69 +177,70 @@ var errGone = fmt.Errorf("%w: the key is gone or another's", ErrLost)
 // deadline never moves back, and an ended lease is not revived: then its end is returned.
 func (l *lease) confirm(sent moment, ttl time.Duration) error {
 	l.mu.Lock()
-	defer l.unlock()
-	if err := l.checkLocked(); err != nil {
-		return err
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if l.ended != nil {
+		return l.ended
 	}
 	if sent.time.After(l.confirmed.time) {
 		l.confirmed = sent
 		l.failures, l.failure = 0, nil
 	}
 	if d := sent.time.Add(ttl - drift(ttl)); d.After(l.deadline) {
-		l.deadline = d
+		l.deadline, l.suspended = d, sent.suspended
 		l.dog.alarms.Put(&l.alarm, d)
 	}
 	return nil
 }
 
-// unlock ends a critical section of the lease, and reports what it has to report outside: a log handler may take its
-// time, or ask the Lock.
-func (l *lease) unlock() {
-	report := l.report
-	l.report = ""
-	err := l.ended
-	l.mu.Unlock()
-	if report != "" {
-		l.log().Warn(report, "name", l.name, "error", err)
-	}
-}
-
-// lose ends the lease because of err, which matches ErrLost, and returns how it has ended, maybe before.
-func (l *lease) lose(err error) error {
+// lose ends the lease because of err, which matches ErrLost.
+func (l *lease) lose(err error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if l.ended == nil {
 		l.loseLocked(err)
 	}
-	return l.ended
 }
 
+// loseLocked tells the holder, and leaves what may take its time to the alarm.
 func (l *lease) loseLocked(err error) {
 	l.endLocked(err)
 	l.report = "lock: lost"
+	l.dog.alarms.Put(&l.alarm, time.Now())
 }
 
-// finish ends the lease from the holder's side, or returns how it has ended before.
-func (l *lease) finish() error {
-	l.mu.Lock()
-	defer l.unlock()
-	if err := l.checkLocked(); err != nil {
-		return err
+// finish ends the lease from the side of its holder, or returns how the grant has ended before.
+func (g *grant) finish() error {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	if g.ended == nil {
+		g.lease.endLocked(ErrReleased)
+		return nil
 	}
-	l.endLocked(ErrReleased)
-	return nil
+	return g.ended
 }
 
 // endLocked tells the holder and stops everything that keeps the lease alive.
-func (l *lease) endLocked(cause error) {
-	l.ended = cause
-	if cause != ErrReleased {
-		cause = &Error{Op: "hold", Name: l.name, Err: cause}
+func (l *lease) endLocked(how error) {
+	l.ended = how
+	l.holder.endLocked(how)
+	if l.holder.cancel != nil {
+		l.holder.cancel(l.holder.cause(how))
 	}
-	l.cancel(cause)
 	l.dog.alarms.Remove(&l.alarm)
 	l.dog.renewals.Remove(&l.renew)
 	l.dog.count(-1)
+}
+
+func (g *grant) endLocked(how error) { g.ended, g.last = how, g.lease.deadline }
+
+// cause is what the Lock's context ends with.
+func (g *grant) cause(how error) error {
+	if how == ErrReleased {
+		return how
+	}
+	return &Error{Op: "hold", Name: g.lease.name, Err: how}
 }
 
 // planLocked sets the time of the next renewal.
@@ -197,11 +250,151 @@ func (l *lease) planLocked(at time.Time) {
 	}
 }
 
-func (l *lease) log() *slog.Logger {
-	if l.logger == nil {
+func orDefault(logger *slog.Logger) *slog.Logger {
+	if logger == nil {
 		return slog.Default()
 	}
-	return l.logger
+	return logger
+}
+
+// run is a row of grants under one lease, for which Redis need not be asked. It is bounded, as others may wait: after
+// so many grants or so long a time there is a true release.
+type run struct {
+	began      time.Time
+	grants     int   // passed on so far
+	limit      int   // how many may be
+	next, last Fence // reserved: from next to last
+	block      int   // how many grants to prepare for with the next prolongation
+	asking     bool  // one is under way
+	heard      bool  // others listen, or it is not known
+}
+
+const (
+	runTime  = time.Second
+	maxBlock = 1024
+)
+
+// held tells whether the lease is held.
+func (l *lease) held() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	return l.ended == nil
+}
+
+// lasting tells whether the grant is held, and enough of the lease is left to begin something.
+func (g *grant) lasting() bool {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	return g.ended == nil && time.Until(g.lease.deadline) > g.lease.req.TTL/4
+}
+
+// nextBlock is what a lease after this one should prepare for, if others still wait.
+func (l *lease) nextBlock() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.run.block
+}
+
+// kind is what a lease and a waiter must have in common for the lease to be passed on.
+type kind struct {
+	ttl      time.Duration
+	fence    FenceMode
+	handoffs int // the most in a run while others listen
+}
+
+// pass ends the grant and begins another, of the given kind, under the same lease; nil if the lease has to be released
+// instead. The caller has to end the context. It does not take the lease's end into account but by the clock: it is
+// called with the room locked.
+func (g *grant) pass(to kind) *grant {
+	l := g.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, at := &l.run, time.Now()
+	switch {
+	case g.ended != nil, l.extended, to != l.kind, at.Add(l.req.TTL / 3).After(l.deadline):
+		return nil
+	case r.grants >= r.limit, at.Sub(r.began) >= runTime, l.kind.fence != FenceOff && r.next > r.last:
+		return nil
+	}
+	next := &grant{lease: l}
+	if l.kind.fence != FenceOff {
+		next.fence = r.next
+		r.next++
+	}
+	r.grants++
+	if l.lastLocked() { // the next is not bound by this one's WithMaxHold
+		l.planLocked(l.confirmed.time.Add(l.interval()))
+	}
+	g.endLocked(ErrReleased)
+	l.holder = next
+	return next
+}
+
+// stretch accounts for a command that is to make the key last for ttl: such a lease is not passed on. It returns how
+// the grant has ended, if it has.
+func (g *grant) stretch(ttl time.Duration) error {
+	l := g.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if g.ended == nil {
+		l.extended = true
+		l.reachLocked(time.Now(), ttl)
+	}
+	return g.ended
+}
+
+// anticipate prepares for more grants, in the background, if few are left that the lease could be passed on to.
+func (l *lease) anticipate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := &l.run
+	few, fences := r.block/2, int(r.last-r.next)+1
+	short := l.kind.fence != FenceOff && fences <= min(few, r.limit-r.grants-1)
+	if !r.heard && r.limit-r.grants <= few {
+		short = true
+	}
+	if !short || r.asking || l.kind.handoffs == 0 || l.ended != nil || l.extended || l.lastLocked() {
+		return
+	}
+	r.asking = true
+	ask := l.req
+	ask.Count, ask.Floor = r.block, r.last
+	ask.TTL = l.ttlLocked(time.Now())
+	l.reachLocked(time.Now(), ask.TTL)
+	l.dog.count(1)
+	go l.prolong(ask)
+}
+
+// prolong raises the TTL for the grants to come, reserves their fences, and asks who else listens. A failure means
+// fewer grants, and says no more of the lease than that of a renewal.
+func (l *lease) prolong(ask Request) {
+	defer l.dog.count(-1)
+	sent := now()
+	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(ask.TTL))
+	defer cancel()
+	l.dog.store.Renew(ctx, []Request{ask}, func(_ int, reply Reply, err error) {
+		l.renewed(sent, ask.TTL, err)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.run.asking = false
+		if err == nil {
+			l.run.prepared(ask, reply)
+		}
+	})
+}
+
+func (r *run) prepared(ask Request, reply Reply) {
+	if first := reply.Fence - Fence(ask.Count) + 1; first > r.last {
+		r.next, r.last = first, reply.Fence
+	}
+	r.heard = reply.Listeners != 0
+	if !r.heard {
+		r.limit = max(r.limit, r.grants+ask.Count)
+		r.block = min(2*r.block, maxBlock)
+	}
 }
 
 // watchdog renews the leases of a Locker and its variants, and raises the alarm at their deadlines. While it waits
@@ -210,6 +403,7 @@ func (l *lease) log() *slog.Logger {
 // another connection, long before the deadline.
 type watchdog struct {
 	store    Store
+	room     *wait.Room[kind, turn]
 	renewals *due.Queue[*lease]
 	alarms   *due.Queue[*lease]
 
@@ -221,27 +415,53 @@ type watchdog struct {
 const (
 	slack = time.Millisecond // how much earlier than planned a lease is renewed to go with others
 	chunk = 100              // renewals in a pipeline
+
+	maxAnswer = time.Minute // how long the answer to a renewal is waited for, if the lease does not end before
 )
 
-func newWatchdog(s Store) *watchdog {
-	w := &watchdog{store: s}
+func newWatchdog(s Store, room *wait.Room[kind, turn]) *watchdog {
+	w := &watchdog{store: s, room: room}
 	w.renewals = due.New(slack, w.renewAll)
-	w.alarms = due.New(0, alarm)
+	w.alarms = due.New(0, w.alarm)
 	return w
 }
 
-// alarm tells the holders of leases whose deadline has come. It waits for nobody: what is to be logged is logged when
-// all have been told.
-func alarm(ls []*lease) {
+// alarm tells the holders of leases whose deadline has come; then the room, of all that were lost; and when all have been
+// told it reports, as a log handler may take its time, or ask the Lock.
+func (w *watchdog) alarm(ls []*lease) {
 	for _, l := range ls {
 		l.mu.Lock()
-		_ = l.checkLocked()
+		l.checkLocked()
 		l.mu.Unlock()
 	}
+	var reports []func()
 	for _, l := range ls {
-		l.mu.Lock()
-		l.unlock()
+		if report := l.reported(); report != nil {
+			reports = append(reports, report)
+			if !l.apart {
+				w.room.Pass(l.req.Key.Lock, turn{})
+			}
+		}
 	}
+	for _, report := range reports {
+		report()
+	}
+}
+
+// reported returns what logs the loss of l, once; nil if it is not lost.
+func (l *lease) reported() func() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dog.alarms.Remove(&l.alarm)
+	if l.report == "" {
+		if l.ended == nil {
+			l.dog.alarms.Put(&l.alarm, l.deadline) // it has moved meanwhile
+		}
+		return nil
+	}
+	logger, report, err := orDefault(l.holder.logger), l.report, l.ended
+	l.report = ""
+	return func() { logger.Warn(report, "name", l.name, "error", err) }
 }
 
 // renewAll renews leases of one TTL together, as it says how long an answer may take.
@@ -273,38 +493,46 @@ func (w *watchdog) renew(ls []*lease) {
 	if len(live) == 0 {
 		return
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(rs[0].TTL))
+	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(min(ls[0].req.TTL, maxAnswer)))
 	defer cancel()
-	w.store.Renew(ctx, rs, func(i int, err error) { live[i].renewed(sent, rs[i].TTL, err) })
+	w.store.Renew(ctx, rs, func(i int, _ Reply, err error) { live[i].renewed(sent, rs[i].TTL, err) })
 }
 
 // renewal returns what to send for l, if anything, and plans the next try in case no answer comes.
 func (l *lease) renewal(at time.Time) (Request, bool) {
-	forgotten := l.handle.Value() == nil
 	l.mu.Lock()
-	defer l.unlock()
-	if l.checkLocked() != nil {
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if l.ended != nil {
 		return Request{}, false
 	}
-	if forgotten {
-		l.endLocked(errForgotten)
+	if l.holder.cancel != nil && l.holder.handle.Value() == nil {
+		l.loseLocked(errForgotten)
 		l.report = "lock: no longer renewed"
 		return Request{}, false
 	}
-	r := l.req
 	if l.lastLocked() {
 		return Request{}, false
 	}
-	if !l.until.IsZero() {
-		r.TTL = min(r.TTL, l.until.Sub(at).Truncate(time.Millisecond))
-	}
+	r := l.req
+	r.TTL = l.ttlLocked(at)
+	l.reachLocked(at, r.TTL)
 	l.planLocked(at.Add(l.req.TTL / 6))
 	return r, true
 }
 
+// ttlLocked is the TTL that a renewal at that time may give to the lease.
+func (l *lease) ttlLocked(at time.Time) time.Duration {
+	if l.holder.until.IsZero() {
+		return l.req.TTL
+	}
+	return min(l.req.TTL, l.holder.until.Sub(at).Truncate(time.Millisecond))
+}
+
 // lastLocked tells whether the lease reaches as far as renewals may carry it.
 func (l *lease) lastLocked() bool {
-	return !l.until.IsZero() && !l.deadline.Before(l.until.Add(-drift(l.req.TTL)))
+	until := l.holder.until
+	return !until.IsZero() && !l.deadline.Before(until.Add(-drift(l.req.TTL)))
 }
 
 // renewed accounts for the answer to a renewal.
@@ -315,7 +543,7 @@ func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
 			l.plan(sent, sent.time.Add(l.interval()))
 		}
 	case errors.Is(err, ErrLost):
-		_ = l.lose(errGone)
+		l.lose(errGone)
 	default:
 		l.failed(sent, err)
 	}
@@ -324,7 +552,7 @@ func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
 // plan sets the time of the next renewal, unless a command sent later than at that moment has been confirmed.
 func (l *lease) plan(sent moment, at time.Time) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if !l.confirmed.time.After(sent.time) {
 		l.planLocked(at)
 	}
@@ -333,7 +561,7 @@ func (l *lease) plan(sent moment, at time.Time) {
 // failed plans the next try after one of no avail: soon, then with growing pauses, but again sooner near the deadline.
 func (l *lease) failed(sent moment, err error) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	if l.confirmed.time.After(sent.time) {
 		return
 	}

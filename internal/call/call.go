@@ -8,8 +8,11 @@ package call
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -70,23 +73,39 @@ func (c Client) Process(ctx context.Context, m *Message) error {
 	case ctx.Err() != nil:
 		return &Abandoned{cause: ContextError(ctx), unsent: true}
 	case c.inline:
-		m.room, m.read = limited{ctx, time.Now().Add(Limit)}, false
-		err := endOf(ctx, c.rdb.Process(&m.room, m))
-		if err != nil && !m.read {
-			return &Abandoned{cause: err, unsent: true}
-		}
-		return err
+		return c.inPlace(ctx, m)
 	case ctx.Done() == nil:
 		return c.rdb.Process(ctx, m)
 	default:
-		return detached(ctx, func() error { return c.rdb.Process(ctx, m) })
+		return detached(ctx, Limit, func(ctx context.Context) error { return c.rdb.Process(ctx, m) })
 	}
 }
 
-// Pipeline sends cmds in one round trip, in a goroutine of its own. The error is that of the whole; each command has
-// its own. The warning of Process about abandoned commands holds here too.
+// inPlace sends m in the caller's goroutine.
+func (c Client) inPlace(ctx context.Context, m *Message) error {
+	m.read = false
+	m.room.reset(ctx)
+	err := c.rdb.Process(&m.room, m)
+	if m.room.stop != nil {
+		m.room.stop()
+	}
+	if err = endOf(ctx, err); err == nil {
+		return nil
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && !time.Now().Before(m.room.limit) {
+		err = errLimit
+	}
+	if !m.read {
+		return &Abandoned{cause: err, unsent: true}
+	}
+	return err
+}
+
+// Pipeline sends cmds in one round trip, in a goroutine of its own, and waits as long as ctx lets it. The error is that
+// of the whole; each command has its own, but none has one if the whole was refused before it was sent. The warning of
+// Process about abandoned commands holds here too.
 func (c Client) Pipeline(ctx context.Context, cmds []redis.Cmder) error {
-	return detached(ctx, func() error {
+	return detached(ctx, forever, func(ctx context.Context) error {
 		pipe := c.rdb.Pipeline()
 		for _, cmd := range cmds {
 			_ = pipe.Process(ctx, cmd) // only queues
@@ -112,11 +131,16 @@ func (c Client) Node(ctx context.Context, key string) any {
 	return node
 }
 
-// detached lets send run on when ctx ends.
-func detached(ctx context.Context, send func() error) error {
+const forever = time.Duration(math.MaxInt64)
+
+// detached lets send run on when ctx ends or the limit is over; but if it has not got a connection by then, it won't
+// send any more.
+func detached(ctx context.Context, limit time.Duration, send func(context.Context) error) error {
+	inner, cancel := context.WithCancel(ctx)
+	defer cancel()
 	result := make(chan error, 1)
-	go func() { result <- send() }()
-	timer := time.NewTimer(Limit)
+	go func() { result <- send(inner) }()
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case err := <-result:
@@ -160,11 +184,21 @@ func ContextError(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", err, cause)
 }
 
-// limited is a context with an earlier deadline and no timer of its own: go-redis takes the socket's deadline from
-// it, and nothing has to be stopped afterwards.
+// limited is a context with an earlier deadline. go-redis takes the deadlines of sockets from it without a timer; one
+// is made only if go-redis has to wait for a connection.
 type limited struct {
 	context.Context
 	limit time.Time
+
+	mu    sync.Mutex
+	asked bool
+	timed context.Context // with a timer; nil until it is needed
+	stop  context.CancelFunc
+}
+
+func (c *limited) reset(ctx context.Context) {
+	c.Context, c.limit = ctx, time.Now().Add(Limit)
+	c.asked, c.timed, c.stop = false, nil, nil
 }
 
 // Deadline returns the earlier of the context's own deadline and the limit.
@@ -173,6 +207,31 @@ func (c *limited) Deadline() (time.Time, bool) {
 		return d, true
 	}
 	return c.limit, true
+}
+
+// Done returns the context's own channel when go-redis asks first, which it does to look whether the context has ended;
+// it asks again when it waits.
+func (c *limited) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.asked {
+		c.asked = true
+		return c.Context.Done()
+	}
+	if c.timed == nil {
+		c.timed, c.stop = context.WithDeadline(c.Context, c.limit)
+	}
+	return c.timed.Done()
+}
+
+// Err tells the limit's end too.
+func (c *limited) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timed != nil {
+		return c.timed.Err()
+	}
+	return c.Context.Err()
 }
 
 // Message is a go-redis command on its way. Embed it next to the arguments: one allocation then holds all.

@@ -164,14 +164,14 @@ func TestErrorsAreClassedByWhatTheySayOfTheOutcome(t *testing.T) {
 		reply("NOREPLICAS Not enough"):             call.NotDone,
 		reply("MISCONF Redis is configured"):       call.NotDone,
 		reply("ERR max number of clients reached"): call.NotDone,
-		reply("ERR Error running script (call to f_1): @user_script:1: READONLY You can't write"): call.NotDone,
-		reply("ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation"):      call.Never,
-		reply("NOAUTH Authentication required."):                                                  call.Never,
-		reply("NOPERM this user has no permissions"):                                              call.Never,
-		reply("WRONGTYPE Operation against a key"):                                                call.Never,
-		reply("ERR The user executing the script can't run this command"):                         call.Never,
-		reply("ERR wrong number of arguments"):                                                    call.Never,
-		reply("CROSSSLOT Keys in request"):                                                        call.Never,
+		reply("ERR Error running script (call to f_1): @user_script: 4: -READONLY You can't write"): call.NotDone,
+		reply("ERR Error running script (call to f_1): @user_script: 1: -WRONGTYPE Operation"):      call.Never,
+		reply("NOAUTH Authentication required."):                                                    call.Never,
+		reply("NOPERM this user has no permissions"):                                                call.Never,
+		reply("WRONGTYPE Operation against a key"):                                                  call.Never,
+		reply("ERR The user executing the script can't run this command"):                           call.Never,
+		reply("ERR wrong number of arguments"):                                                      call.Never,
+		reply("CROSSSLOT Keys in request"):                                                          call.Never,
 	} {
 		require.Equal(t, class, call.ClassOf(err), "%v", err)
 		require.Equal(t, class, call.ClassOf(fmt.Errorf("wrapped: %w", err)), "%v", err)

@@ -57,7 +57,7 @@ func ClassOf(err error) Class {
 	var left *Abandoned
 	if errors.As(err, &left) {
 		if left.unsent {
-			return NotDone
+			return ofUnsent(left.cause)
 		}
 		return Unknown
 	}
@@ -73,6 +73,15 @@ func ClassOf(err error) Class {
 		return Never // an argument that go-redis can't send
 	}
 	return Unknown
+}
+
+// ofUnsent is the class of a command that was certainly not sent. What refused it before, such as a wrong password, may
+// refuse it for ever.
+func ofUnsent(cause error) Class {
+	if ClassOf(cause) == Never {
+		return Never
+	}
+	return NotDone
 }
 
 func classOfReply(text string) Class {
@@ -97,7 +106,9 @@ func hasCode(text string, codes []string) bool {
 	if len(words) > 0 && words[0] != "ERR" {
 		words = words[:1]
 	}
-	return slices.ContainsFunc(words, func(word string) bool { return slices.Contains(codes, word) })
+	return slices.ContainsFunc(words, func(word string) bool {
+		return slices.Contains(codes, strings.TrimPrefix(word, "-")) // with the dash before Redis 7
+	})
 }
 
 // WasAbandoned tells whether the caller left before the command ended, so that the command must not be read.

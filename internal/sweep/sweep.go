@@ -19,7 +19,7 @@ const (
 type Task struct {
 	// Do makes one try, ends when ctx does, and tells whether nothing is left to do.
 	Do func(ctx context.Context) (done bool)
-	// Until is when trying ends: no try begins after it, and one is made close to it.
+	// Until is when trying ends: one is made close to it, and none that had to wait for others begins after it.
 	Until time.Time
 }
 
@@ -100,25 +100,33 @@ func (s *Sweeper) again(j *job) {
 	s.queue.Put(&j.Item, at)
 }
 
-// next accounts for a finished try and returns the next job for the same goroutine, if any.
+// next accounts for a finished try and returns the next job for the same goroutine, if any. Those whose time is over
+// are done.
 func (s *Sweeper) next(done bool) *job {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if done {
-		s.left--
-		if s.left == 0 && s.idle != nil {
-			close(s.idle)
-			s.idle = nil
+		s.doneLocked()
+	}
+	for len(s.ready) > 0 {
+		j := s.ready[0]
+		s.ready[0] = nil
+		s.ready = s.ready[1:]
+		if time.Now().Before(j.Until) {
+			return j
 		}
+		s.doneLocked()
 	}
-	if len(s.ready) == 0 {
-		s.running--
-		return nil
+	s.running--
+	return nil
+}
+
+func (s *Sweeper) doneLocked() {
+	s.left--
+	if s.left == 0 && s.idle != nil {
+		close(s.idle)
+		s.idle = nil
 	}
-	j := s.ready[0]
-	s.ready[0] = nil
-	s.ready = s.ready[1:]
-	return j
 }
 
 // Wait returns nil when no task is left, or ctx's error.

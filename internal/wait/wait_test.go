@@ -12,7 +12,7 @@ import (
 )
 
 func TestPausesGrowUpToAFallbackAndDiffer(t *testing.T) {
-	var a, b wait.Poll
+	var a, b wait.Pause
 	same := 0
 	for n := range 100 {
 		x, y := a.Next(0), b.Next(0)
@@ -29,7 +29,7 @@ func TestPausesGrowUpToAFallbackAndDiffer(t *testing.T) {
 }
 
 func TestNobodySleepsLongerThanTheHoldersLease(t *testing.T) {
-	var p wait.Poll
+	var p wait.Pause
 	for range 100 {
 		require.LessOrEqual(t, p.Next(3*time.Millisecond), 4*time.Millisecond)
 	}

@@ -1,0 +1,169 @@
+// Package wait is the waiting room of a process: who waits for a key stands in line, first come first served, and one
+// at a time has the turn. It does no I/O. It also decides how long the one who has the turn sleeps between two tries.
+package wait
+
+import (
+	"context"
+	"sync"
+)
+
+// Room has a line for each key. Whoever finds no line, or has reached the head of one, has the turn; it is theirs until
+// they pass it on. K is what the owner of a turn may ask of those in line, T what is passed on with the turn. A key
+// that nobody has the turn for takes no memory. A Room is safe for concurrent use, and its zero value is ready.
+type Room[K, T any] struct {
+	mu     sync.Mutex // guards all below, and the waiters' links
+	places map[string]place[K, T]
+}
+
+// place is a key's: what the owner of the turn shows, and the line.
+type place[K, T any] struct {
+	shown       T
+	first, last *Waiter[K, T]
+	waiting     int
+}
+
+// Waiter is one in line.
+type Waiter[K, T any] struct {
+	room       *Room[K, T]
+	key        string
+	kind       K
+	prev, next *Waiter[K, T]
+	inLine     bool
+	given      chan T // gets the turn, once
+}
+
+// Enter takes the turn if nobody has it, and returns nil. Otherwise the caller is in line, and gets what the owner
+// shows.
+func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, taken := r.places[key]
+	if !taken {
+		r.put(key, place[K, T]{})
+		return nil, p.shown
+	}
+	w := &Waiter[K, T]{room: r, key: key, kind: kind, prev: p.last, inLine: true, given: make(chan T, 1)}
+	if p.last == nil {
+		p.first = w
+	} else {
+		p.last.next = w
+	}
+	p.last = w
+	p.waiting++
+	r.put(key, p)
+	return w, p.shown
+}
+
+// TryEnter takes the turn if nobody has it. Otherwise it returns what the owner shows.
+func (r *Room[K, T]) TryEnter(key string) (shown T, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, taken := r.places[key]
+	if !taken {
+		r.put(key, p)
+	}
+	return p.shown, !taken
+}
+
+func (r *Room[K, T]) put(key string, p place[K, T]) {
+	if r.places == nil {
+		r.places = map[string]place[K, T]{}
+	}
+	r.places[key] = p
+}
+
+// Show sets what those who enter see. Only the owner of the turn may call it.
+func (r *Room[K, T]) Show(key string, t T) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.places[key]
+	p.shown = t
+	r.put(key, p)
+}
+
+// Waiting returns how many are in line.
+func (r *Room[K, T]) Waiting(key string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.places[key].waiting
+}
+
+// Pass gives the turn to the first in line, with t. If nobody is in line the turn ends, and it returns false: t has
+// gone to nobody. Only the owner of the turn may call it.
+func (r *Room[K, T]) Pass(key string, t T) bool {
+	r.mu.Lock()
+	w := r.places[key].first
+	if w == nil {
+		delete(r.places, key)
+	} else {
+		r.call(w)
+	}
+	r.mu.Unlock()
+	if w == nil {
+		return false
+	}
+	w.Give(t)
+	return true
+}
+
+// Next takes the first in line out of it, if accept says so; else it returns nil, and the turn stays with the caller.
+// Otherwise the turn is the returned one's, and the caller has to Give. accept is called with the room locked. Only the
+// owner of the turn may call it.
+func (r *Room[K, T]) Next(key string, accept func(kind K) bool) *Waiter[K, T] {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	w := r.places[key].first
+	if w == nil || !accept(w.kind) {
+		return nil
+	}
+	r.call(w)
+	return w
+}
+
+// call takes w, the first in line, out of it. What the last owner has shown is over.
+func (r *Room[K, T]) call(w *Waiter[K, T]) {
+	r.unlink(w)
+	p := r.places[w.key]
+	var none T
+	p.shown = none
+	r.put(w.key, p)
+}
+
+func (r *Room[K, T]) unlink(w *Waiter[K, T]) {
+	p := r.places[w.key]
+	if w.prev == nil {
+		p.first = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		p.last = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	w.prev, w.next, w.inLine = nil, nil, false
+	p.waiting--
+	r.put(w.key, p)
+}
+
+// Give hands over the turn that Next has promised. It never blocks.
+func (w *Waiter[K, T]) Give(t T) { w.given <- t }
+
+// Wait returns what has been passed on, with true: the turn is the caller's, even if ctx has ended meanwhile. If ctx
+// ends before, the waiter leaves the line, wherever it stood, and gets what the owner of the turn shows, with false.
+func (w *Waiter[K, T]) Wait(ctx context.Context) (T, bool) {
+	select {
+	case t := <-w.given:
+		return t, true
+	case <-ctx.Done():
+	}
+	w.room.mu.Lock()
+	if w.inLine {
+		shown := w.room.places[w.key].shown
+		w.room.unlink(w)
+		w.room.mu.Unlock()
+		return shown, false
+	}
+	w.room.mu.Unlock()
+	return <-w.given, true // it has been called; what it is given is on its way
+}

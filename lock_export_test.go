@@ -1,0 +1,8 @@
+package lock
+
+import "github.com/seed-b640e7e9/lock/internal/keys"
+
+// Waiting returns how many of the process stand in line for a name, behind the one who has the turn.
+func Waiting(l *Locker, name string) int {
+	return l.core.room.Waiting(keys.Lock(l.opts.prefix, name))
+}
