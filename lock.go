@@ -347,9 +347,9 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 	}
 	le := l.lease(name, a, g)
 	le.run.block = max(le.run.block, t.block)
-	l.core.room.Show(key, turn{lease: le})
-	lk := l.lock(ctx, name, &le.first, follow)
 	le.begin(g.sent)
+	lk := l.lock(ctx, name, &le.first, follow)
+	l.core.room.Show(key, turn{lease: le})
 	if l.core.room.Waiting(key) > 0 {
 		le.anticipate()
 	}
@@ -371,9 +371,8 @@ func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool
 	}
 	le := l.lease(name, a, g)
 	le.apart = true
-	lk := l.lock(ctx, name, &le.first, follow)
 	le.begin(g.sent)
-	return lk, nil
+	return l.lock(ctx, name, &le.first, follow), nil
 }
 
 func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.handoffs} }

@@ -65,6 +65,7 @@ func user(t *testing.T, server *redistest.Server, name string, rules ...string) 
 
 func TestC24APrefixIsAllThatAUserHasToBeGranted(t *testing.T) {
 	server := redistest.Shared(t, redistest.Redis7)
+	require.NoError(t, server.Client(t).Do(t.Context(), "ACL", "LOG", "RESET").Err())
 	// Exactly what the README says, and what go-redis needs to connect.
 	commands := []string{
 		"resetchannels", "-@all", "+hello", "+client", "+set", "+get", "+pttl", "+pexpire", "+del", "+evalsha", "+eval", "+incrby",

@@ -2,6 +2,7 @@ package sweep_test
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -67,5 +68,26 @@ func TestFewTasksRunAtOnceAndNoneIsForgotten(t *testing.T) {
 		require.NoError(t, s.Wait(t.Context()))
 		require.EqualValues(t, 100, done.Load())
 		require.EqualValues(t, 3, most.Load())
+	})
+}
+
+func TestABacklogEndsWithItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := sweep.New(2, time.Second)
+		start := time.Now()
+		tries := 0
+		var mu sync.Mutex
+		for range 400 {
+			s.Add(sweep.Task{Until: start.Add(3 * time.Second), Do: func(ctx context.Context) bool {
+				mu.Lock()
+				tries++
+				mu.Unlock()
+				<-ctx.Done()
+				return false
+			}})
+		}
+		require.NoError(t, s.Wait(t.Context()))
+		require.LessOrEqual(t, time.Since(start), 5*time.Second)
+		require.Less(t, tries, 20)
 	})
 }
