@@ -292,8 +292,12 @@ func (l *Locker) queue(ctx, waiting context.Context, a *attempt, name string, tr
 				return nil, t.said(waiting)
 			}
 		}
-		if t.grant == nil {
+		if t.grant == nil && waiting.Err() == nil {
 			return l.compete(ctx, waiting, a, name, t, try, follow)
+		}
+		if t.grant == nil {
+			l.core.leave(key, t)
+			return nil, t.said(waiting)
 		}
 		if waiting.Err() == nil && t.grant.lasting() {
 			return l.lock(ctx, name, t.grant, follow), nil
@@ -337,9 +341,7 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 	}
 	if err != nil {
 		t.last = err
-		if !l.core.room.Pass(key, t) {
-			t.rest.close(l.core)
-		}
+		l.core.leave(key, t)
 		return nil, err
 	}
 	if t.rest != nil {
@@ -354,6 +356,13 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 		le.anticipate()
 	}
 	return lk, nil
+}
+
+// leave passes the turn on, or ends it.
+func (c *core) leave(key string, t turn) {
+	if !c.room.Pass(key, t) && t.rest != nil {
+		t.rest.close(c)
+	}
 }
 
 // apart makes the one attempt of TryAcquire while others of the process wait. The room knows nothing of it: to those in
@@ -382,7 +391,8 @@ func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.hand
 type attempt struct {
 	req     Request
 	strays  strays
-	before  error // what the try before the last one said
+	last    error // what the last try said
+	before  error // and the one before
 	unknown error // what the last try of unknown outcome said
 }
 
@@ -467,15 +477,20 @@ func (c *contention) close(core *core) {
 func (l *Locker) adopt(c *contention, a *attempt) {
 	if c.req.TTL != a.req.TTL || c.req.Fence != a.req.Fence {
 		l.core.sweepStrays(c.req, c.strays)
+		a.last = c.last
 		c.attempt = *a
 	}
 }
 
 // contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
-// granted, ctx ends or trying is of no use. It returns the last error.
+// granted, ctx ends or trying is of no use. It returns the last error, which may be the other's.
 func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
 	for n := 0; ; n++ {
 		if err != nil {
+			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
+				return granted{}, c.last // nothing was sent after that
+			}
+			c.last = err
 			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
 				return granted{}, err
 			}
@@ -483,12 +498,9 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 			c.next = time.Now().Add(l.pause(ctx, c, try, remaining, err))
 		}
 		if !c.sleep(ctx) {
-			if err == nil {
-				err = call.ContextError(ctx)
-			}
-			return granted{}, err
+			return granted{}, c.last
 		}
-		c.before = err
+		c.before = c.last
 		var g granted
 		if g, remaining, err = l.once(ctx, &c.attempt); err == nil {
 			return g, nil

@@ -359,13 +359,15 @@ func TestMaxHoldEndsTheLeaseExactlyThen(t *testing.T) {
 func TestMaxHoldWithinTheTTLMeansNoRenewal(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		for _, hold := range []time.Duration{ttl, time.Second} {
-			lk := acquire(t, w.locker(t, lock.WithMaxHold(hold)), "n")
+			l := w.locker(t, lock.WithMaxHold(hold))
+			lk := acquire(t, l, "n")
 			start := time.Now()
 			n := w.proxy.Count(redistest.Any())
 			<-lk.Context().Done()
 			require.Equal(t, ttl-drift(ttl), time.Since(start))
 			require.Equal(t, n, w.proxy.Count(redistest.Any()))
 			require.ErrorIs(t, lk.Release(t.Context()), lock.ErrLost)
+			settle(t, l)
 		}
 	})
 }

@@ -76,6 +76,10 @@ func (r *Room[K, T]) put(key string, p place[K, T]) {
 func (r *Room[K, T]) Show(key string, t T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.show(key, t)
+}
+
+func (r *Room[K, T]) show(key string, t T) {
 	p := r.places[key]
 	p.shown = t
 	r.put(key, p)
@@ -88,7 +92,7 @@ func (r *Room[K, T]) Waiting(key string) int {
 	return r.places[key].waiting
 }
 
-// Pass gives the turn to the first in line, with t. If nobody is in line the turn ends, and it returns false: t has
+// Pass gives the turn to the first in line, with t, which is what the others see then. If nobody is in line the turn ends, and it returns false: t has
 // gone to nobody. Only the owner of the turn may call it.
 func (r *Room[K, T]) Pass(key string, t T) bool {
 	r.mu.Lock()
@@ -96,7 +100,8 @@ func (r *Room[K, T]) Pass(key string, t T) bool {
 	if w == nil {
 		delete(r.places, key)
 	} else {
-		r.call(w)
+		r.unlink(w)
+		r.show(key, t)
 	}
 	r.mu.Unlock()
 	if w == nil {
@@ -107,7 +112,7 @@ func (r *Room[K, T]) Pass(key string, t T) bool {
 }
 
 // Next takes the first in line out of it, if accept says so; else it returns nil, and the turn stays with the caller.
-// Otherwise the turn is the returned one's, and the caller has to Give. accept is called with the room locked. Only the
+// Otherwise the turn is the returned one's, the others go on to see what they saw, and the caller has to Give. accept is called with the room locked. Only the
 // owner of the turn may call it.
 func (r *Room[K, T]) Next(key string, accept func(kind K) bool) *Waiter[K, T] {
 	r.mu.Lock()
@@ -116,17 +121,8 @@ func (r *Room[K, T]) Next(key string, accept func(kind K) bool) *Waiter[K, T] {
 	if w == nil || !accept(w.kind) {
 		return nil
 	}
-	r.call(w)
-	return w
-}
-
-// call takes w, the first in line, out of it. What the last owner has shown is over.
-func (r *Room[K, T]) call(w *Waiter[K, T]) {
 	r.unlink(w)
-	p := r.places[w.key]
-	var none T
-	p.shown = none
-	r.put(w.key, p)
+	return w
 }
 
 func (r *Room[K, T]) unlink(w *Waiter[K, T]) {

@@ -224,6 +224,7 @@ type conn struct {
 	outbox  []ask // to be sent
 	asked   []ask // sent and not answered; the server answers in order
 	writing bool  // a goroutine empties the outbox
+	up      bool  // it has been dialed
 	silent  bool  // nothing was heard since the last ping
 }
 
@@ -241,6 +242,15 @@ const (
 	ping
 )
 
+// noDial is what go-redis gets wherever it could dial of its own accord, as it does when a connection has broken: it
+// would subscribe to everything in one command, and would hold a mutex meanwhile, which in a synctest bubble stops the
+// clock. Reads and writes take only deadlines from it, and it has none.
+var noDial = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
 // errAgain ends a connection that is to be replaced at once.
 var errAgain = errors.New("to be subscribed again")
 
@@ -254,14 +264,17 @@ func (l *line) run() {
 			return
 		}
 		began := time.Now()
-		err := l.read(c)
+		err := l.dial(c)
+		if err == nil {
+			err = l.read(c)
+		}
 		if !l.broken(c, err) {
 			return
 		}
 		if time.Since(began) > maxPause {
 			pause = firstPause
 		}
-		if !errors.Is(err, errAgain) {
+		if err != errAgain {
 			select {
 			case <-time.After(pause/2 + rand.N(pause/2)):
 			case <-l.quit:
@@ -276,17 +289,47 @@ func (l *line) open() *conn {
 	h := l.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if len(l.channels) == 0 {
+		l.close()
+	}
 	if l.closed {
 		return nil
 	}
-	c := &conn{pubsub: l.node.Subscribe(context.Background()), sharded: !h.plain}
+	c := &conn{pubsub: l.node.Subscribe(context.Background()), sharded: !h.plain, writing: true}
 	l.conn = c
 	for name := range l.channels {
 		l.send(ask{subscribe, name})
 	}
-	time.AfterFunc(pingEvery, func() { l.ping(c) })
 	return c
 }
+
+// dial opens the connection with its first command. Nobody else touches it before.
+func (l *line) dial(c *conn) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() {
+		select {
+		case <-l.quit:
+			cancel()
+		case <-stop:
+		}
+	}()
+	if err := l.write(ctx, c); err != nil {
+		return err
+	}
+	l.hub.mu.Lock()
+	defer l.hub.mu.Unlock()
+	if l.closed {
+		return errClosed
+	}
+	c.up = true
+	time.AfterFunc(pingEvery, func() { l.ping(c) })
+	return nil
+}
+
+var errClosed = errors.New("no longer wanted")
 
 // broken accounts for the end of a connection. It tells whether another is wanted.
 func (l *line) broken(c *conn, err error) bool {
@@ -297,7 +340,9 @@ func (l *line) broken(c *conn, err error) bool {
 	l.conn = nil
 	for _, ch := range l.channels {
 		ch.live = false
-		ch.fail(err)
+		if err != errAgain {
+			ch.fail(err)
+		}
 	}
 	return !l.closed
 }
@@ -354,8 +399,8 @@ func (l *line) close() {
 	l.closed = true
 	close(l.quit)
 	delete(l.hub.lines, l.node)
-	if l.conn != nil {
-		go l.conn.pubsub.Close() // which may have to wait for a dial
+	if l.conn != nil && l.conn.up {
+		go l.conn.pubsub.Close()
 	}
 }
 
@@ -368,18 +413,22 @@ func (l *line) send(a ask) {
 	c.outbox = append(c.outbox, a)
 	if !c.writing {
 		c.writing = true
-		go l.write(c)
+		go func() {
+			if l.write(noDial, c) != nil {
+				_ = c.pubsub.Close() // which tells the reader
+			}
+		}()
 	}
 }
 
-// write empties the outbox of c. It dials if need be, and if it fails the reader is told by the end of the connection.
-func (l *line) write(c *conn) {
+// write empties the outbox of c. Only the first of its commands may dial.
+func (l *line) write(ctx context.Context, c *conn) error {
 	for {
 		l.hub.mu.Lock()
 		if len(c.outbox) == 0 {
 			c.writing = false
 			l.hub.mu.Unlock()
-			return
+			return nil
 		}
 		a := c.outbox[0]
 		c.outbox = c.outbox[1:]
@@ -387,15 +436,14 @@ func (l *line) write(c *conn) {
 			c.asked = append(c.asked, a)
 		}
 		l.hub.mu.Unlock()
-		if err := c.send(a); err != nil {
-			_ = c.pubsub.Close()
-			return
+		if err := c.send(ctx, a); err != nil {
+			return err
 		}
+		ctx = noDial
 	}
 }
 
-func (c *conn) send(a ask) error {
-	ctx := context.Background()
+func (c *conn) send(ctx context.Context, a ask) error {
 	switch {
 	case a.kind == ping:
 		return c.pubsub.Ping(ctx)
@@ -428,7 +476,7 @@ func (l *line) ping(c *conn) {
 // read handles what comes through c until that breaks.
 func (l *line) read(c *conn) error {
 	for {
-		msg, err := c.pubsub.Receive(context.Background())
+		msg, err := c.pubsub.Receive(noDial)
 		l.hub.mu.Lock()
 		c.silent = false
 		if err != nil {
