@@ -214,6 +214,7 @@ type line struct {
 	channels map[string]*channel
 	conn     *conn // nil between two connections
 	closed   bool
+	empty    time.Time     // when the last channel was removed
 	quit     chan struct{} // closed when closed is set
 }
 
@@ -380,15 +381,18 @@ func (l *line) rehome() {
 // remove takes ch out of the line, which ends soon if it was the last.
 func (l *line) remove(ch *channel) {
 	delete(l.channels, ch.name)
-	if len(l.channels) == 0 {
-		time.AfterFunc(linger, func() {
-			l.hub.mu.Lock()
-			defer l.hub.mu.Unlock()
-			if len(l.channels) == 0 {
-				l.close()
-			}
-		})
+	if len(l.channels) > 0 {
+		return
 	}
+	empty := time.Now()
+	l.empty = empty
+	time.AfterFunc(linger, func() {
+		l.hub.mu.Lock()
+		defer l.hub.mu.Unlock()
+		if len(l.channels) == 0 && l.empty.Equal(empty) {
+			l.close()
+		}
+	})
 }
 
 // close ends the line.
