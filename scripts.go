@@ -355,6 +355,9 @@ func readAcquired(reply any) (Reply, error) {
 		reply, own = list[0], true
 	}
 	if remaining, ok := reply.(int64); ok {
+		if remaining == 0 {
+			remaining = 1 // less than that is left, but it is known
+		}
 		return Reply{Remaining: time.Duration(remaining) * time.Millisecond}, ErrHeld
 	}
 	if fence, ok := readFence(reply); ok {

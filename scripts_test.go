@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -356,4 +357,17 @@ func (f *failing) Wait(context.Context) error                               { re
 type uncomparable struct {
 	lock.Store
 	_ []int
+}
+
+func TestALeaseThatIsAlmostOverIsKnownToBe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := redistest.Mini(t)
+		require.NoError(t, m.Set("lock:n", "another"))
+		m.SetTTL("lock:n", 10*time.Millisecond)
+		time.Sleep(10*time.Millisecond - 100*time.Microsecond)
+		r := lock.Request{Key: lock.Key{Lock: "lock:n"}, Token: "mine", TTL: time.Minute, Again: true}
+		reply, err := lock.NewStore(redistest.MiniClient(t, m)).Acquire(t.Context(), r)
+		require.ErrorIs(t, err, lock.ErrHeld)
+		require.Equal(t, time.Millisecond, reply.Remaining)
+	})
 }
