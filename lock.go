@@ -266,6 +266,7 @@ type turn struct {
 	lease *lease      // the lease that is held, for those who wait to see
 	last  error       // what the last try said
 	block int         // for how many grants to prepare
+	after time.Time   // when to try, as others are to have the lock first; zero: at once
 }
 
 // queue waits for the caller's turn in the process and then, unless it comes with a lease, contends for one.
@@ -326,10 +327,14 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 	key := a.req.Key.Lock
 	var g granted
 	var err error
+	if t.rest == nil && !t.after.IsZero() && !try {
+		t.rest = newContention(*a)
+		t.rest.next, t.rest.last = t.after, t.last
+	}
 	if c := t.rest; c == nil {
 		var remaining time.Duration
 		if g, remaining, err = l.once(waiting, a); err != nil {
-			c = &contention{attempt: *a, heard: make(chan struct{}, 1)}
+			c = newContention(*a)
 			g, err = l.contend(waiting, c, try, remaining, err)
 			*a = c.attempt
 			t.rest = c
@@ -340,7 +345,7 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 		*a = c.attempt
 	}
 	if err != nil {
-		t.last = err
+		t.last, t.after = err, time.Time{}
 		l.core.leave(key, t)
 		return nil, err
 	}
@@ -450,6 +455,10 @@ type contention struct {
 	stop  func()        // ends listening; nil while nobody listens
 }
 
+func newContention(a attempt) *contention {
+	return &contention{attempt: a, heard: make(chan struct{}, 1)}
+}
+
 // wake is called when the lock may have become free. It does not block: one reason is enough.
 func (c *contention) wake() {
 	select {
@@ -485,6 +494,9 @@ func (l *Locker) adopt(c *contention, a *attempt) {
 // contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
 // granted, ctx ends or trying is of no use. It returns the last error, which may be the other's.
 func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
+	if err == nil && time.Until(c.next) > 0 {
+		l.listen(ctx, c) // there is time for it
+	}
 	for n := 0; ; n++ {
 		if err != nil {
 			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
@@ -495,7 +507,7 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 				return granted{}, err
 			}
 			l.core.room.Show(c.req.Key.Lock, turn{last: err})
-			c.next = time.Now().Add(l.pause(ctx, c, try, remaining, err))
+			c.next = time.Now().Add(l.pause(ctx, c, try, remaining))
 		}
 		if !c.sleep(ctx) {
 			return granted{}, c.last
@@ -508,24 +520,35 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 	}
 }
 
-// pause returns how long to sleep after a try that ended with err. Who finds the lock held begins to listen, and tries
-// again at once: the release may have come in between.
-func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) time.Duration {
-	if !errors.Is(err, ErrHeld) || try {
+// pause returns how long to sleep after a try. Who finds the lock held begins to listen, and tries again at once: the
+// release may have come in between.
+func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining time.Duration) time.Duration {
+	switch {
+	case try || !errors.Is(c.last, ErrHeld):
 		return c.pause.Next(0)
-	}
-	if c.stop != nil {
+	case c.stop != nil:
 		return c.pause.Told(remaining)
+	case l.listen(ctx, c):
+		return 0
+	default:
+		return c.pause.Next(remaining)
+	}
+}
+
+// listen begins to listen, and tells whether it does.
+func (l *Locker) listen(ctx context.Context, c *contention) bool {
+	if c.stop != nil {
+		return true
 	}
 	stop, err := l.core.store.Listen(ctx, c.req.Key, c.wake)
 	if err == nil {
 		c.stop = stop
-		return 0
+		return true
 	}
 	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
 		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
 	}
-	return c.pause.Next(remaining)
+	return false
 }
 
 // sleep returns when it is time for the next try, or with false when ctx has ended; then that time is left to the next.
@@ -677,7 +700,8 @@ func (c *core) drop(g *grant) {
 }
 
 // vacate gives up the turn that goes with a lease, after a release that took so long. If others listen they get the
-// time to take the lock: the waiters and newcomers of this process would always be faster.
+// time to take the lock: the waiters and newcomers of this process would always be faster. They listen meanwhile, so
+// that they know when the lock is free before that time is over.
 func (c *core) vacate(l *lease, r Reply, took time.Duration) {
 	if l.apart {
 		return
@@ -687,8 +711,11 @@ func (c *core) vacate(l *lease, r Reply, took time.Duration) {
 		c.room.Pass(l.req.Key.Lock, t)
 		return
 	}
-	c.room.Show(l.req.Key.Lock, t)
-	time.AfterFunc(min(max(4*took, minStandBack), maxStandBack), func() { c.room.Pass(l.req.Key.Lock, t) })
+	pause := min(max(4*took, minStandBack), maxStandBack)
+	t.after = time.Now().Add(pause)
+	if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {
+		time.AfterFunc(pause, forget)
+	}
 }
 
 // sweepStrays deletes, in the background, what sends of unknown outcome may have left or may leave yet.
@@ -903,7 +930,9 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 		return err, true
 	}
 	err = persist(ctx, func() (err error) {
-		reply, err = lk.core.store.Release(ctx, l.ending(lk.keep))
+		r := l.ending(lk.keep)
+		r.Known = !l.apart // the turn is passed on when this is done
+		reply, err = lk.core.store.Release(ctx, r)
 		if errors.Is(err, ErrUnknown) {
 			lk.unsure = err
 		}

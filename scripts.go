@@ -34,11 +34,11 @@ type Store interface {
 	Renew(ctx context.Context, rs []Request, done func(i int, r Reply, err error))
 
 	// Release deletes the key if it has the token, or leaves it, of no more use to the token, for the request's Hold, and
-	// tells those who listen to the key. ErrLost says that the key is gone or another's.
+	// tells those who listen to the key, but for those of this Store if they know. ErrLost says that the key is gone or another's.
 	Release(ctx context.Context, r Request) (Reply, error)
 
-	// Listen returns when it is certain that wake will be called for each Release of the key from now on, and whenever
-	// one may have been missed. wake does not block. The error matches errors.ErrUnsupported if there is no use in asking
+	// Listen returns when it is certain that wake will be called for each Release of the key that is told from now on, and
+	// whenever one may have been missed. wake does not block. The error matches errors.ErrUnsupported if there is no use in asking
 	// again. stop ends listening; it does not block.
 	Listen(ctx context.Context, key Key, wake func()) (stop func(), err error)
 
@@ -72,6 +72,7 @@ type Request struct {
 	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
 	Floor Fence         // of Renew: the highest fence known; what is reserved lies above
 	Hold  time.Duration // of Release: how much longer the key stays, although nobody holds it
+	Known bool          // of Release: those who listen through this Store need not be told
 }
 
 // Reply is what a Store answers.
@@ -225,13 +226,13 @@ end` + notMine)
 // why they were not told. The channel is the key itself, as a suffix could lie in another slot. Nothing it does can fail
 // the script.
 const tell = `
-local function tell(quiet)
-  if quiet == '1' then
+local function tell(message)
+  if message == 'tell nobody' then
     return {}
   end
-  local told = redis.pcall('SPUBLISH', KEYS[1], '')
+  local told = redis.pcall('SPUBLISH', KEYS[1], message)
   if type(told) == 'table' and string.find(string.lower(told.err), 'unknown') then
-    told = redis.pcall('PUBLISH', KEYS[1], '')
+    told = redis.pcall('PUBLISH', KEYS[1], message)
   end
   if type(told) == 'table' then
     return {told.err}
@@ -243,7 +244,7 @@ end
 // releaseScript ends a lease.
 //
 //	KEYS   lock
-//	ARGV   token, "1" to tell nobody
+//	ARGV   token, what to tell or "tell nobody"
 //	reply  what tell returns, or 0 if the key is gone or another's
 //
 // A repeat answers 0: who sends it again has to remember that the first may have worked.
@@ -257,7 +258,7 @@ end` + notMine)
 // holdScript ends a lease but leaves the key for a while, with a value that no late renewal of the token matches.
 //
 //	KEYS   lock
-//	ARGV   token, "1" to tell nobody, the value that stays, how long in ms
+//	ARGV   token, what to tell or "tell nobody", the value that stays, how long in ms
 //	reply  what tell returns, or 0 if the key is gone or another's
 //
 // A repeat finds the value that the first has left and succeeds as well. SET is refused when memory is short; then
@@ -279,6 +280,7 @@ end` + notMine)
 type single struct {
 	client call.Client
 	hub    *wake.Hub
+	id     any         // a string, in messages that need not wake those who listen here
 	quiet  atomic.Bool // publishing is refused: each further try would only fill the server's log
 }
 
@@ -287,7 +289,7 @@ var _ Store = (*single)(nil)
 // NewStore returns the Store that keeps each key on one primary: what New uses, and what a quorum is composed of. It
 // panics on a client that can't carry a lock: nil, a redis.Ring, a redis.AutoPipeliner.
 func NewStore(rdb redis.UniversalClient) Store {
-	return &single{client: call.New(rdb), hub: wake.New(rdb)}
+	return &single{client: call.New(rdb), hub: wake.New(rdb), id: newToken()}
 }
 
 // sameKeys tells whether two Stores keep their leases in the same place, as far as that shows.
@@ -380,11 +382,14 @@ func (s *single) Release(ctx context.Context, r Request) (Reply, error) {
 	if r.Hold > 0 {
 		sc = holdScript
 	}
-	quiet := 0
-	if s.quiet.Load() {
-		quiet = 1
+	var message any = ""
+	switch {
+	case s.quiet.Load():
+		message = "tell nobody"
+	case r.Known:
+		message = s.id
 	}
-	args := append(m.call(sc, 1), r.Key.Lock, &m.token, quiet)
+	args := append(m.call(sc, 1), r.Key.Lock, &m.token, message)
 	if r.Hold > 0 {
 		args = append(args, r.Token+":done", r.Hold.Milliseconds()+1)
 	}
@@ -418,7 +423,11 @@ func (s *single) readReleased(reply any) (Reply, error) {
 func (s *single) Listen(ctx context.Context, key Key, wake func()) (stop func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, call.Limit)
 	defer cancel()
-	return s.hub.Listen(ctx, key.Lock, wake)
+	return s.hub.Listen(ctx, key.Lock, func(message string) {
+		if message != s.id {
+			wake()
+		}
+	})
 }
 
 func (s *single) Wait(ctx context.Context) error { return s.hub.Wait(ctx) }

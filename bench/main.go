@@ -1,4 +1,4 @@
-// Command bench measures the lock against the raw commands that it is made of.
+// Command bench measures the lock against the raw commands that it is made of, and against other libraries.
 //
 // What makes it honest: whatever is compared runs in the same process, on the same server and with the same settings,
 // in small rounds that take turns in random order (a fixed order favours one side by up to 20 % on a small machine);
@@ -20,6 +20,10 @@ const usage = `Usage: go run . [flags] [scenario ...]
 Scenarios, all by default:
   uncontended  acquire and release of one lock beside raw SetNX and a compare-and-delete script
   holding      many locks held by one Locker
+  contended    goroutines of one process that want one lock, beside other libraries
+  slow         the same with a millisecond added to each round trip
+  processes    the same in several processes of eight goroutines
+  handoff      from the call of release to the next holder, within a process and between two
 
 It starts a redis-server of its own, unless REDIS_URL names one.
 
@@ -33,11 +37,20 @@ func main() {
 	flag.IntVar(&c.locks, "locks", 10_000, "locks held")
 	flag.DurationVar(&c.ttl, "ttl", 10*time.Second, "TTL of held locks")
 	flag.DurationVar(&c.hold, "hold", time.Minute, "how long they are held")
+	flag.DurationVar(&c.each, "each", 2*time.Second, "time of each measurement under contention")
+	flag.IntVar(&c.rounds, "rounds", 200, "rounds of handoffs")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), usage)
 		flag.PrintDefaults()
 	}
 	flag.Parse()
+	if job := os.Getenv(childJob); job != "" {
+		if err := child(job); err != nil {
+			fmt.Fprintln(os.Stderr, "bench:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := run(ctx, c, flag.Args())
 	stop()
@@ -48,15 +61,18 @@ func main() {
 }
 
 type config struct {
-	pairs, ops, locks int
-	ttl, hold         time.Duration
-	url               string
+	pairs, ops, locks, rounds int
+	ttl, hold, each           time.Duration
+	url                       string
 }
 
 func run(ctx context.Context, c config, names []string) error {
-	scenarios := map[string]func(context.Context, config) error{"uncontended": uncontended, "holding": holding}
+	scenarios := map[string]func(context.Context, config) error{
+		"uncontended": uncontended, "holding": holding, "contended": contended, "slow": slowLink, "processes": processes,
+		"handoff": handoff,
+	}
 	if len(names) == 0 {
-		names = []string{"uncontended", "holding"}
+		names = []string{"uncontended", "holding", "contended", "slow", "processes", "handoff"}
 	}
 	for _, name := range names {
 		if scenarios[name] == nil {

@@ -20,7 +20,11 @@ type place[K, T any] struct {
 	shown       T
 	first, last *Waiter[K, T]
 	waiting     int
+	kept        *kept // nobody has the turn, but who comes next finds what is shown
 }
+
+// kept identifies one Keep.
+type kept struct{ _ byte }
 
 // Waiter is one in line.
 type Waiter[K, T any] struct {
@@ -32,14 +36,15 @@ type Waiter[K, T any] struct {
 	given      chan T // gets the turn, once
 }
 
-// Enter takes the turn if nobody has it, and returns nil. Otherwise the caller is in line, and gets what the owner
-// shows.
+// Enter takes the turn if nobody has it, and returns nil and what was kept with it. Otherwise the caller is in line, and
+// gets what the owner shows.
 func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p, taken := r.places[key]
-	if !taken {
-		r.put(key, place[K, T]{})
+	if !taken || p.kept != nil {
+		p.kept = nil
+		r.put(key, p)
 		return nil, p.shown
 	}
 	w := &Waiter[K, T]{room: r, key: key, kind: kind, prev: p.last, inLine: true, given: make(chan T, 1)}
@@ -59,10 +64,12 @@ func (r *Room[K, T]) TryEnter(key string) (shown T, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p, taken := r.places[key]
-	if !taken {
+	if !taken || p.kept != nil {
+		p.kept = nil
 		r.put(key, p)
+		return p.shown, true
 	}
-	return p.shown, !taken
+	return p.shown, false
 }
 
 func (r *Room[K, T]) put(key string, p place[K, T]) {
@@ -109,6 +116,32 @@ func (r *Room[K, T]) Pass(key string, t T) bool {
 	}
 	w.Give(t)
 	return true
+}
+
+// Keep is Pass, but if nobody is in line it keeps t for who comes next, until forget is called. forget is nil if the turn
+// was given to somebody.
+func (r *Room[K, T]) Keep(key string, t T) (forget func()) {
+	r.mu.Lock()
+	w := r.places[key].first
+	id := new(kept)
+	if w == nil {
+		r.put(key, place[K, T]{shown: t, kept: id})
+	} else {
+		r.unlink(w)
+		r.show(key, t)
+	}
+	r.mu.Unlock()
+	if w != nil {
+		w.Give(t)
+		return nil
+	}
+	return func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.places[key].kept == id {
+			delete(r.places, key)
+		}
+	}
 }
 
 // Next takes the first in line out of it, if accept says so; else it returns nil, and the turn stays with the caller.

@@ -54,7 +54,7 @@ type channel struct {
 }
 
 type listener struct {
-	wake    func()
+	wake    func(payload string)
 	first   chan error // gets nil when the subscription is confirmed for the first time, or why it is not
 	settled bool       // first has got it
 }
@@ -64,10 +64,10 @@ func New(rdb redis.UniversalClient) *Hub {
 	return &Hub{rdb: rdb, lines: map[node]*line{}, channels: map[string]*channel{}}
 }
 
-// Listen returns when the subscription is confirmed: from then on wake is called for each message, and whenever
+// Listen returns when the subscription is confirmed: from then on wake is called for each message, and with "" whenever
 // messages may have been missed. wake must not block. Listen fails when ctx ends before, or when the server can't be
 // reached or refuses; it then matches errors.ErrUnsupported if there is no use in asking again. stop ends listening.
-func (h *Hub) Listen(ctx context.Context, name string, wake func()) (stop func(), err error) {
+func (h *Hub) Listen(ctx context.Context, name string, wake func(payload string)) (stop func(), err error) {
 	n, err := h.home(ctx, name)
 	if err != nil {
 		return nil, err
@@ -191,10 +191,10 @@ func (e *listener) settle(err error) {
 }
 
 // ring wakes who listens to ch already, and tells the others that they do from now on.
-func (ch *channel) ring() {
+func (ch *channel) ring(payload string) {
 	for e := range ch.listeners {
 		if e.settled {
-			e.wake()
+			e.wake(payload)
 		}
 		e.settle(nil)
 	}
@@ -499,7 +499,7 @@ func (l *line) heard(c *conn, msg any) error {
 	switch m := msg.(type) {
 	case *redis.Message:
 		if ch := l.channels[m.Channel]; ch != nil {
-			ch.ring()
+			ch.ring(m.Payload)
 		}
 	case *redis.Subscription:
 		a := ask{subscribe, m.Channel}
@@ -512,7 +512,7 @@ func (l *line) heard(c *conn, msg any) error {
 		c.asked = c.asked[1:]
 		if ch := l.channels[m.Channel]; ch != nil && a.kind == subscribe && !c.asks(m.Channel) {
 			ch.live = true
-			ch.ring()
+			ch.ring("")
 		}
 	}
 	return nil

@@ -39,7 +39,7 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, w *world)) {
 func (w *world) listen(t *testing.T, name string) (woken *int, stop func()) {
 	t.Helper()
 	woken = new(int)
-	stop, err := w.hub.Listen(t.Context(), name, func() { *woken++ })
+	stop, err := w.hub.Listen(t.Context(), name, func(string) { *woken++ })
 	require.NoError(t, err)
 	return woken, stop
 }
@@ -130,21 +130,21 @@ func TestListenEndsWithItsContextAndWithTheServersNo(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		start := time.Now()
-		_, err := w.hub.Listen(ctx, "a", func() {})
+		_, err := w.hub.Listen(ctx, "a", func(string) {})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, time.Second, time.Since(start))
 		w.proxy.Heal()
 		time.Sleep(10 * time.Second)
 
 		w.proxy.RefuseAll()
-		_, err = w.hub.Listen(t.Context(), "a", func() {})
+		_, err = w.hub.Listen(t.Context(), "a", func(string) {})
 		require.Error(t, err)
 		require.NotErrorIs(t, err, errors.ErrUnsupported, "it may help to ask again")
 		w.proxy.Heal()
 
 		w.proxy.On(redistest.Cmd("SUBSCRIBE"), redistest.ReplyError("NOPERM this user has no permissions"))
 		for range 2 {
-			_, err = w.hub.Listen(t.Context(), "a", func() {})
+			_, err = w.hub.Listen(t.Context(), "a", func(string) {})
 			require.ErrorIs(t, err, errors.ErrUnsupported)
 			require.ErrorContains(t, err, "NOPERM")
 		}
