@@ -38,7 +38,8 @@ return 1
 // shows the same in SQL.
 //
 // The highest fence seen is kept at a second key of the same cluster slot, key followed by ":fenced" and, if key has no
-// hash tag, by ":{key}". It has no TTL: deleting it lets stale holders write again.
+// hash tag, by ":{key}"; for a key with braces that are no tag it is one that begins with "fenced:", or that has a number
+// in the braces. It has no TTL: deleting it lets stale holders write again.
 //
 // The error is an *Error that matches ErrStale if the write was refused, ErrNoFence if f is zero, and ErrUnknown if no
 // answer came: then writing again is safe, and the write may also happen late, but never after one with a newer fence.

@@ -52,17 +52,29 @@
 // command is in flight; but on a client with ContextTimeoutEnabled a cancellation within one second (deadlines are exact
 // there). The recommended client has ContextTimeoutEnabled: a command then needs no goroutine of its own.
 //
+// # Waiting
+//
+// Who waits is woken by a release, in any process, and does not poll. Within a process waiters are served in the order
+// in which they came, and only the first of them asks Redis. A release hands the lock to the next waiter of the process
+// without a round trip: the lease goes on, with a new context and, with fencing, a higher fence. That is done up to 16
+// times in a row while others listen ([WithMaxHandoffs]) and for one second at most; then the lock is released in Redis,
+// and the process stands back for a moment, until another has taken it. One other process that waits gets in within
+// four such releases.
+//
+// A release that tells nobody, such as a deletion by hand, is noticed within one second.
+//
 // # What a server must allow
 //
-// SET, GET, PTTL, PEXPIRE, DEL, EVALSHA and EVAL on the lock keys, and with fencing INCR, GET, SET and, for
-// [WithClockFencing], TIME on the fence keys. Nothing else is sent. A name N with prefix P is at the key P+"lock:"+N,
-// where redis-py and most locks written by hand have it too. Its fence counter is in the same cluster slot, at a key
-// that begins with P+"fence:".
+// SET, GET, PTTL, PEXPIRE, DEL, EVALSHA and EVAL on the lock keys; with fencing INCRBY, GET, SET and, for
+// [WithClockFencing], TIME on the fence keys; and to wake waiters SPUBLISH, SSUBSCRIBE, SUNSUBSCRIBE, PUBSUB SHARDNUMSUB
+// and PING, before Redis 7 those without the S, on channels that are named as the lock keys are. Without these waiters
+// ask a few times a second. Nothing else is sent. A name N with prefix P is at the key P+"lock:"+N, where redis-py and
+// most locks written by hand have it too. Its fence counter is in the same cluster slot, at a key that begins with
+// P+"fence:".
 package lock
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -71,10 +83,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
 	"github.com/seed-b640e7e9/lock/internal/call"
-	"github.com/seed-b640e7e9/lock/internal/keys"
 	"github.com/seed-b640e7e9/lock/internal/sweep"
 	"github.com/seed-b640e7e9/lock/internal/wait"
 )
@@ -212,6 +223,8 @@ func (lk *Lock) conclude(ctx context.Context, err error) error {
 // Acquire waits until it holds the lock, or ctx or WithMaxWait ends the waiting. The lock is renewed until it is
 // released: the end of ctx does not end it. Use Do where you can; use Acquire where a lock has to outlive a function.
 //
+// A grant that comes too late to be of use, with a quarter of the TTL or less left, is not returned but renewed first.
+//
 // The error is an *Error. It matches ErrHeld if another held the lock up to the end, and ctx's error if that was the
 // end; ErrUnknown if the last command got no answer; ErrReentrant at once if ctx comes from a holder of the lock.
 // Otherwise it carries the client's error: Redis could not be reached, or refused. What time may heal is tried again,
@@ -221,8 +234,8 @@ func (l *Locker) Acquire(ctx context.Context, name string) (*Lock, error) {
 	return l.take(ctx, name, false, false)
 }
 
-// TryAcquire is Acquire, but makes one attempt: if another holds the lock, its error matches ErrHeld. An attempt whose
-// outcome is unknown is asked about once more.
+// TryAcquire is Acquire, but makes one attempt, also if others wait: if another holds the lock, its error matches
+// ErrHeld. An attempt whose outcome is unknown is asked about once more.
 func (l *Locker) TryAcquire(ctx context.Context, name string) (*Lock, error) {
 	return l.take(ctx, name, true, false)
 }
@@ -238,501 +251,6 @@ func (l *Locker) Wait(ctx context.Context) error {
 		return err
 	}
 	return l.core.store.Wait(ctx)
-}
-
-// take is Acquire and TryAcquire; with follow, the lock's context ends with ctx.
-func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock, error) {
-	a, err := l.prepare(ctx, name)
-	if err != nil {
-		return nil, &Error{Op: "acquire", Name: name, Err: err}
-	}
-	waiting := ctx
-	if l.opts.maxWait > 0 {
-		var cancel context.CancelFunc
-		waiting, cancel = context.WithTimeout(ctx, l.opts.maxWait)
-		defer cancel()
-	}
-	lk, err := l.queue(ctx, waiting, &a, name, try, follow)
-	if err != nil {
-		return nil, &Error{Op: "acquire", Name: name, Err: a.ended(ctx, waiting, err)}
-	}
-	return lk, nil
-}
-
-// turn is what the waiting room passes from one to the next: a lease that goes on, or the right to contend for one.
-type turn struct {
-	grant *grant      // of a lease that is passed on
-	rest  *contention // what the one before has left, if it has contended in vain
-	lease *lease      // the lease that is held, for those who wait to see
-	last  error       // what the last try said
-	block int         // for how many grants to prepare
-	after time.Time   // when to try, as others are to have the lock first; zero: at once
-}
-
-// queue waits for the caller's turn in the process and then, unless it comes with a lease, contends for one.
-func (l *Locker) queue(ctx, waiting context.Context, a *attempt, name string, try, follow bool) (*Lock, error) {
-	room, key := l.core.room, a.req.Key.Lock
-	if try {
-		shown, free := room.TryEnter(key)
-		if free {
-			return l.compete(ctx, waiting, a, name, turn{}, try, follow)
-		}
-		if shown.lease != nil && shown.lease.held() {
-			return nil, ErrHeld
-		}
-		return l.apart(ctx, a, name, follow)
-	}
-	for {
-		w, t := room.Enter(key, l.kind())
-		if w != nil {
-			if t.lease != nil {
-				t.lease.anticipate()
-			}
-			var mine bool
-			if t, mine = w.Wait(waiting); !mine {
-				return nil, t.said(waiting)
-			}
-		}
-		if t.grant == nil && waiting.Err() == nil {
-			return l.compete(ctx, waiting, a, name, t, try, follow)
-		}
-		if t.grant == nil {
-			l.core.leave(key, t)
-			return nil, t.said(waiting)
-		}
-		if waiting.Err() == nil && t.grant.lasting() {
-			return l.lock(ctx, name, t.grant, follow), nil
-		}
-		l.core.drop(t.grant)
-		if waiting.Err() != nil {
-			return nil, t.said(waiting)
-		}
-	}
-}
-
-// said is the error of one who has left the line: what is known from those who had the turn.
-func (t turn) said(ctx context.Context) error {
-	switch {
-	case t.lease != nil:
-		return ErrHeld
-	case t.last != nil:
-		return t.last
-	default:
-		return call.ContextError(ctx)
-	}
-}
-
-// compete contends for the lock. The turn is the caller's, and is passed on in the end, or shows the lease.
-func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, t turn, try, follow bool) (*Lock, error) {
-	key := a.req.Key.Lock
-	var g granted
-	var err error
-	if t.rest == nil && !t.after.IsZero() && !try {
-		t.rest = newContention(*a)
-		t.rest.next, t.rest.last = t.after, t.last
-	}
-	if c := t.rest; c == nil {
-		var remaining time.Duration
-		if g, remaining, err = l.once(waiting, a); err != nil {
-			c = newContention(*a)
-			g, err = l.contend(waiting, c, try, remaining, err)
-			*a = c.attempt
-			t.rest = c
-		}
-	} else {
-		l.adopt(c, a)
-		g, err = l.contend(waiting, c, try, 0, nil)
-		*a = c.attempt
-	}
-	if err != nil {
-		t.last, t.after = err, time.Time{}
-		l.core.leave(key, t)
-		return nil, err
-	}
-	if t.rest != nil {
-		t.rest.silence()
-	}
-	le := l.lease(name, a, g)
-	le.run.block = max(le.run.block, t.block)
-	le.begin(g.sent)
-	lk := l.lock(ctx, name, &le.first, follow)
-	l.core.room.Show(key, turn{lease: le})
-	if l.core.room.Waiting(key) > 0 {
-		le.anticipate()
-	}
-	return lk, nil
-}
-
-// leave passes the turn on, or ends it.
-func (c *core) leave(key string, t turn) {
-	if !c.room.Pass(key, t) && t.rest != nil {
-		t.rest.close(c)
-	}
-}
-
-// apart makes the one attempt of TryAcquire while others of the process wait. The room knows nothing of it: to those in
-// line it is another process.
-func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool) (*Lock, error) {
-	c := &contention{attempt: *a}
-	g, remaining, err := l.once(ctx, &c.attempt)
-	if err != nil {
-		g, err = l.contend(ctx, c, true, remaining, err)
-	}
-	*a = c.attempt
-	if err != nil {
-		c.close(l.core)
-		return nil, err
-	}
-	le := l.lease(name, a, g)
-	le.apart = true
-	le.begin(g.sent)
-	return l.lock(ctx, name, &le.first, follow), nil
-}
-
-func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.handoffs} }
-
-// attempt is what is sent for a name: one token, as often as needed. It belongs to the turn: who gives up leaves it to
-// the next. Once a delete was sent for the token it is never used again.
-type attempt struct {
-	req     Request
-	strays  strays
-	last    error // what the last try said
-	before  error // and the one before
-	unknown error // what the last try of unknown outcome said
-}
-
-// prepare makes the attempt, unless it is clear without asking that it can't succeed.
-func (l *Locker) prepare(ctx context.Context, name string) (attempt, error) {
-	if name == "" {
-		return attempt{}, errors.New("empty name")
-	}
-	if ctx.Err() != nil {
-		return attempt{}, call.ContextError(ctx)
-	}
-	key := Key{Lock: keys.Lock(l.opts.prefix, name)}
-	if l.holds(ctx, key.Lock) {
-		return attempt{}, ErrReentrant
-	}
-	if l.opts.fence != FenceOff {
-		key.Fence = keys.Fence(l.opts.prefix, name)
-	}
-	return attempt{req: Request{Key: key, Token: newToken(), TTL: l.opts.ttl, Fence: l.opts.fence}}, nil
-}
-
-// newToken returns a random UUID. It is filled in place, which spares the allocation of uuid.NewRandom.
-func newToken() string {
-	var id uuid.UUID
-	rand.Read(id[:])          // never fails
-	id[6] = id[6]&0x0f | 0x40 // version 4
-	id[8] = id[8]&0x3f | 0x80 // variant of RFC 9562
-	return id.String()
-}
-
-// holds tells whether ctx comes from a holder of the key, who would wait for itself.
-func (l *Locker) holds(ctx context.Context, key string) bool {
-	for lk, ok := FromContext(ctx); ok; lk, ok = lk.outer() {
-		g := lk.grant
-		if sameKeys(lk.core.store, l.core.store) && g.lease.req.Key.Lock == key && g.check() == nil {
-			return true
-		}
-	}
-	return false
-}
-
-// granted is the success of an attempt.
-type granted struct {
-	sent     moment // when the command was sent that took the lease
-	fence    Fence  // the last that is the lease's
-	reserved Fence  // how many of them are for later grants
-}
-
-// contention is what one has who contends for a lock that was not free at once. It is passed on with the turn.
-type contention struct {
-	attempt
-	pause wait.Pause
-	next  time.Time     // when to try again
-	heard chan struct{} // gets a value when there is reason to try before
-	stop  func()        // ends listening; nil while nobody listens
-}
-
-func newContention(a attempt) *contention {
-	return &contention{attempt: a, heard: make(chan struct{}, 1)}
-}
-
-// wake is called when the lock may have become free. It does not block: one reason is enough.
-func (c *contention) wake() {
-	select {
-	case c.heard <- struct{}{}:
-	default:
-	}
-}
-
-// silence ends listening.
-func (c *contention) silence() {
-	if c.stop != nil {
-		c.stop()
-		c.stop = nil
-	}
-}
-
-// close ends what nobody goes on with.
-func (c *contention) close(core *core) {
-	c.silence()
-	core.sweepStrays(c.req, c.strays)
-}
-
-// adopt makes the caller go on where another has given up: with the same token, if that is what the caller would have
-// asked for.
-func (l *Locker) adopt(c *contention, a *attempt) {
-	if c.req.TTL != a.req.TTL || c.req.Fence != a.req.Fence {
-		l.core.sweepStrays(c.req, c.strays)
-		a.last = c.last
-		c.attempt = *a
-	}
-}
-
-// contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
-// granted, ctx ends or trying is of no use. It returns the last error, which may be the other's.
-func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
-	if err == nil && time.Until(c.next) > 0 {
-		l.listen(ctx, c) // there is time for it
-	}
-	for n := 0; ; n++ {
-		if err != nil {
-			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
-				return granted{}, c.last // nothing was sent after that
-			}
-			c.last = err
-			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
-				return granted{}, err
-			}
-			l.core.room.Show(c.req.Key.Lock, turn{last: err})
-			c.next = time.Now().Add(l.pause(ctx, c, try, remaining))
-		}
-		if !c.sleep(ctx) {
-			return granted{}, c.last
-		}
-		c.before = c.last
-		var g granted
-		if g, remaining, err = l.once(ctx, &c.attempt); err == nil {
-			return g, nil
-		}
-	}
-}
-
-// pause returns how long to sleep after a try. Who finds the lock held begins to listen, and tries again at once: the
-// release may have come in between.
-func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining time.Duration) time.Duration {
-	switch {
-	case try || !errors.Is(c.last, ErrHeld):
-		return c.pause.Next(0)
-	case c.stop != nil:
-		return c.pause.Told(remaining)
-	case l.listen(ctx, c):
-		return 0
-	default:
-		return c.pause.Next(remaining)
-	}
-}
-
-// listen begins to listen, and tells whether it does.
-func (l *Locker) listen(ctx context.Context, c *contention) bool {
-	if c.stop != nil {
-		return true
-	}
-	stop, err := l.core.store.Listen(ctx, c.req.Key, c.wake)
-	if err == nil {
-		c.stop = stop
-		return true
-	}
-	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
-		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
-	}
-	return false
-}
-
-// sleep returns when it is time for the next try, or with false when ctx has ended; then that time is left to the next.
-func (c *contention) sleep(ctx context.Context) bool {
-	d := time.Until(c.next)
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-c.heard:
-		c.next = time.Time{}
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	return ctx.Err() == nil
-}
-
-// errLate is a grant with too little left of it. Another try finds the token and raises its TTL again.
-var errLate = fmt.Errorf("%w: granted too late to be of use", ErrUnknown)
-
-// once makes one try. A grant that nobody can use, as ctx has ended or a quarter of the TTL or less is left, becomes a
-// stray.
-func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, error) {
-	a.req.Count = 0
-	if a.req.Fence != FenceOff && l.core.room.Waiting(a.req.Key.Lock) > 0 {
-		a.req.Count = l.opts.handoffs
-	}
-	sent := now()
-	reply, err := l.core.store.Acquire(ctx, a.req)
-	a.req.Again = true
-	if errors.Is(err, ErrUnknown) {
-		a.unknown = err
-		a.strays.add(sent)
-	}
-	if err != nil {
-		return granted{}, reply.Remaining, err
-	}
-	if reply.Own && a.strays.n > 0 {
-		a.strays.n--
-	}
-	if ctx.Err() != nil {
-		a.strays.add(sent)
-		return granted{}, 0, call.ContextError(ctx)
-	}
-	if time.Until(sent.time.Add(a.req.TTL-drift(a.req.TTL))) <= a.req.TTL/4 {
-		a.strays.add(sent)
-		return granted{}, 0, errLate
-	}
-	g := granted{sent: sent, fence: reply.Fence}
-	if !reply.Own {
-		g.reserved = Fence(a.req.Count)
-	}
-	return g, 0, nil
-}
-
-// ended adds to the last error why the waiting has ended, if a context did that: the caller's, or that of WithMaxWait,
-// which the caller never sees. Where it cut a command off, that says nothing of Redis, so what went wrong before is
-// added; but not that another held the lock, as that may have changed.
-func (a *attempt) ended(ctx, waiting context.Context, err error) error {
-	if a.strays.n > 0 && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrUnknown) {
-		err = fmt.Errorf("%w; before: %w", err, a.unknown) // and that try may have taken the lock
-	}
-	if waiting.Err() == nil {
-		return err
-	}
-	cut := errors.Is(err, waiting.Err())
-	switch {
-	case ctx.Err() != nil:
-		err = withContext(ctx, err)
-	case cut && errors.Is(err, ErrUnknown):
-		err = fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
-	case cut:
-		err = errors.New("no attempt got through within the time of WithMaxWait")
-	}
-	if cut && a.before != nil && !errors.Is(a.before, ErrHeld) {
-		err = fmt.Errorf("%w; before: %w", err, a.before)
-	}
-	return err
-}
-
-// withContext adds ctx's error to err if ctx has ended and err does not say so.
-func withContext(ctx context.Context, err error) error {
-	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
-		return err
-	}
-	return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
-}
-
-// lease makes the lease of a granted attempt. It is not under watch yet.
-func (l *Locker) lease(name string, a *attempt, g granted) *lease {
-	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays}
-	le.first = grant{lease: le, fence: g.fence - g.reserved}
-	le.holder = &le.first
-	le.confirmed = g.sent
-	le.run = run{
-		began: g.sent.time, limit: l.opts.handoffs, block: l.opts.handoffs,
-		next: g.fence - g.reserved + 1, last: g.fence,
-	}
-	return le
-}
-
-// lock makes the Lock of a grant.
-func (l *Locker) lock(ctx context.Context, name string, g *grant, follow bool) *Lock {
-	lk := &Lock{core: l.core, grant: g, name: name}
-	if l.opts.minHold > 0 {
-		lk.keep = time.Now().Add(l.opts.minHold)
-	}
-	lk.ctx.lock = lk
-	parent := ctx
-	if !follow {
-		parent, lk.ctx.values = context.Background(), ctx
-	}
-	var cancel context.CancelCauseFunc
-	lk.ctx.Context, cancel = context.WithCancelCause(parent)
-	g.attach(lk, cancel, &l.opts)
-	return lk
-}
-
-// passOn gives the grant's lease to the next in line, if it is one that it may be given to. Nothing is sent.
-func (c *core) passOn(g *grant) bool {
-	l := g.lease
-	if l.apart || g.check() != nil {
-		return false
-	}
-	var next *grant
-	w := c.room.Next(l.req.Key.Lock, func(to kind) bool {
-		next = g.pass(to)
-		return next != nil
-	})
-	if w == nil {
-		return false
-	}
-	if g.cancel != nil {
-		g.cancel(ErrReleased) // before the next can know
-	}
-	w.Give(turn{grant: next, lease: l})
-	l.anticipate()
-	return true
-}
-
-// drop gives up a grant that nobody can use any more, in the background if that takes a command.
-func (c *core) drop(g *grant) {
-	if !c.passOn(g) && g.finish() == nil {
-		began := time.Now()
-		c.end(g.lease, time.Time{}, func(r Reply) { c.vacate(g.lease, r, time.Since(began)) })
-	}
-}
-
-// vacate gives up the turn that goes with a lease, after a release that took so long. If others listen they get the
-// time to take the lock: the waiters and newcomers of this process would always be faster. They listen meanwhile, so
-// that they know when the lock is free before that time is over.
-func (c *core) vacate(l *lease, r Reply, took time.Duration) {
-	if l.apart {
-		return
-	}
-	t := turn{last: ErrHeld, block: l.nextBlock()}
-	if r.Listeners == 0 {
-		c.room.Pass(l.req.Key.Lock, t)
-		return
-	}
-	pause := min(max(4*took, minStandBack), maxStandBack)
-	t.after = time.Now().Add(pause)
-	if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {
-		time.AfterFunc(pause, forget)
-	}
-}
-
-// sweepStrays deletes, in the background, what sends of unknown outcome may have left or may leave yet.
-func (c *core) sweepStrays(r Request, s strays) {
-	if s.n > 0 && time.Since(s.last) < r.TTL {
-		c.sweep(r, s)
-	}
-}
-
-func (c *core) sweep(r Request, s strays) {
-	c.sweeper.Add(sweep.Task{Until: s.last.Add(r.TTL), Do: func(ctx context.Context) bool {
-		_, err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
-		if err == nil {
-			s.n--
-		}
-		return s.n == 0 || isPermanent(err)
-	}})
 }
 
 // A Lock is one grant of a name. It is made by Acquire and TryAcquire, or reached through FromContext, and is safe for
@@ -848,7 +366,11 @@ func persist(ctx context.Context, step func() error) error {
 // Release gives the lock up. The lock's context ends first, with the cause ErrReleased; then the key is deleted.
 //
 // It tries even if ctx has ended, for about a second; a defer lk.Release(ctx) is right. If ctx ends meanwhile it
-// returns soon, and the delete goes on in the background for as long as the lease may last.
+// returns soon, and the delete goes on in the background for as long as the lease may last. On a Redis that does not
+// answer it takes two seconds or, with a context that can't end and a client without ContextTimeoutEnabled, as long as
+// the client's own timeouts let it.
+//
+// If others of the process wait the lock may be passed on to the first of them, without anything being sent.
 //
 // It returns nil if the lock was released, also by an earlier call, and an *Error that matches ErrLost if the lock was
 // lost before. These outcomes are final. Otherwise Redis could not be reached, or, if it matches ErrUnknown, did not
@@ -1032,110 +554,6 @@ func (lk *Lock) outer() (*Lock, bool) {
 		return FromContext(lk.ctx.values)
 	}
 	return FromContext(lk.ctx.Context)
-}
-
-// options are the settings of a Locker.
-type options struct {
-	ttl     time.Duration
-	prefix  string
-	fence   FenceMode
-	logger  *slog.Logger // nil: slog.Default()
-	maxWait time.Duration
-	maxHold time.Duration
-	minHold time.Duration
-
-	handoffs int
-}
-
-func (o *options) check() error {
-	for _, d := range []struct {
-		option string
-		value  time.Duration
-	}{{"WithMaxWait", o.maxWait}, {"WithMaxHold", o.maxHold}, {"WithMinHold", o.minHold}} {
-		if d.value < 0 || d.value > maxTTL {
-			return fmt.Errorf("%s: %v is not between 0 and %v", d.option, d.value, maxTTL)
-		}
-	}
-	if o.handoffs < 0 || o.handoffs > maxHandoffs {
-		return fmt.Errorf("WithMaxHandoffs: %d is not between 0 and %d", o.handoffs, maxHandoffs)
-	}
-	if err := keys.CheckPrefix(o.prefix); err != nil {
-		return fmt.Errorf("WithPrefix: %w", err)
-	}
-	if err := checkTTL(o.ttl); err != nil {
-		return fmt.Errorf("WithTTL: %w", err)
-	}
-	return nil
-}
-
-func checkTTL(ttl time.Duration) error {
-	if ttl < minTTL || ttl > maxTTL {
-		return fmt.Errorf("a TTL of %v is not between %v and %v", ttl, minTTL, maxTTL)
-	}
-	return nil
-}
-
-// An Option is a setting of New and With.
-type Option func(*options)
-
-// WithTTL sets how long a lease lasts unless it is renewed: 10 s by default, at least 10 ms, in whole milliseconds.
-// Others wait that long for the lock of a process that has crashed. It is renewed three times in that time; a holder
-// that can't reach Redis is told of the loss shortly before that time is over.
-func WithTTL(d time.Duration) Option {
-	return func(o *options) { o.ttl = d.Truncate(time.Millisecond) }
-}
-
-// WithPrefix sets what all keys begin with, for example a tenant. Lockers with different prefixes do not exclude each
-// other, provided that neither prefix begins with the other. A prefix with a hash tag keeps all its names in one cluster slot; one
-// with a brace but no complete tag is invalid.
-func WithPrefix(prefix string) Option {
-	return func(o *options) { o.prefix = prefix }
-}
-
-// WithFencing gives every grant a Fence, from a counter that Redis keeps for each name: one small key, which must not
-// be deleted and does not expire. Numbers are as durable as Redis's data; a server that loses it starts again from 1.
-func WithFencing() Option {
-	return func(o *options) { o.fence = FenceCounter }
-}
-
-// WithClockFencing is WithFencing, with numbers that go on rising when Redis has lost its data: each is at least the
-// server's clock in microseconds. That holds as far as the clock of the server that takes over is not behind that of
-// the one before.
-func WithClockFencing() Option {
-	return func(o *options) { o.fence = FenceClock }
-}
-
-// WithLogger sets where losses, failed releases and forgotten locks are reported. The default, also for nil, is
-// slog.Default().
-func WithLogger(logger *slog.Logger) Option {
-	return func(o *options) { o.logger = logger }
-}
-
-// WithMaxWait bounds how long Acquire and Do wait for the lock, where ctx bounds the work too. Zero, the default, does
-// not.
-func WithMaxWait(d time.Duration) Option {
-	return func(o *options) { o.maxWait = d }
-}
-
-// WithMaxHold ends renewal so that no renewal carries the lease beyond d after the grant: then the lock is lost, and a
-// section that hangs does not block others for ever. The first lease lasts for the TTL, also if d is shorter. Zero, the
-// default, sets no end. Extend is not bound by it.
-func WithMaxHold(d time.Duration) Option {
-	return func(o *options) { o.maxHold = d }
-}
-
-// WithMinHold keeps the name locked for at least d after the grant, also if it is released earlier: then nobody holds
-// it, and nobody can take it until then. A job that takes 5 ms runs once a period on a fleet of skewed clocks if d is
-// longer than the skew. Zero, the default, keeps nothing.
-func WithMinHold(d time.Duration) Option {
-	return func(o *options) { o.minHold = d }
-}
-
-// WithMaxHandoffs sets how often in a row a lock may be passed from one waiter of the process to the next without asking
-// Redis: 16 times by default, and for one second at most. When it is known that no other process waits, a row may be
-// longer, but not in time. Zero turns passing off: then each release is one in Redis. At most 1024.
-func WithMaxHandoffs(n int) Option {
-	return func(o *options) { o.handoffs = n }
 }
 
 // noDefault is the Store behind Default before SetDefault: it fails closed.

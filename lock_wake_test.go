@@ -95,12 +95,17 @@ func TestWakeUpsOnAClusterReachBothTypesOfClients(t *testing.T) {
 func owner(t *testing.T, cluster *redistest.Cluster, name string) *redistest.Server {
 	t.Helper()
 	slot := keys.Slot("lock:" + name)
-	for _, s := range cluster.Servers {
-		slots, err := s.Client(t).ClusterSlots(t.Context()).Result()
-		require.NoError(t, err)
-		for _, r := range slots {
-			if r.Start <= slot && slot <= r.End && strings.HasSuffix(s.Addr(), r.Nodes[0].Addr[strings.LastIndex(r.Nodes[0].Addr, ":"):]) {
-				return s
+	shards, err := cluster.Servers[0].Client(t).ClusterShards(t.Context()).Result()
+	require.NoError(t, err)
+	for _, shard := range shards {
+		for _, r := range shard.Slots {
+			if int(r.Start) > slot || slot > int(r.End) {
+				continue
+			}
+			for _, s := range cluster.Servers {
+				if strings.HasSuffix(s.Addr(), fmt.Sprint(":", shard.Nodes[0].Port)) {
+					return s
+				}
 			}
 		}
 	}

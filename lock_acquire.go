@@ -1,0 +1,462 @@
+package lock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/seed-b640e7e9/lock/internal/call"
+	"github.com/seed-b640e7e9/lock/internal/keys"
+	"github.com/seed-b640e7e9/lock/internal/sweep"
+	"github.com/seed-b640e7e9/lock/internal/wait"
+)
+
+// take is Acquire and TryAcquire; with follow, the lock's context ends with ctx.
+func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock, error) {
+	a, err := l.prepare(ctx, name)
+	if err != nil {
+		return nil, &Error{Op: "acquire", Name: name, Err: err}
+	}
+	waiting := ctx
+	if l.opts.maxWait > 0 {
+		var cancel context.CancelFunc
+		waiting, cancel = context.WithTimeout(ctx, l.opts.maxWait)
+		defer cancel()
+	}
+	lk, err := l.queue(ctx, waiting, &a, name, try, follow)
+	if err != nil {
+		return nil, &Error{Op: "acquire", Name: name, Err: a.ended(ctx, waiting, err)}
+	}
+	return lk, nil
+}
+
+// turn is what the waiting room passes from one to the next: a lease that goes on, or the right to contend for one.
+type turn struct {
+	grant *grant      // of a lease that is passed on
+	rest  *contention // what the one before has left, if it has contended in vain
+	lease *lease      // the lease that is held, for those who wait to see
+	last  error       // what the last try said
+	block int         // for how many grants to prepare
+	after time.Time   // when to try, as others are to have the lock first; zero: at once
+}
+
+// queue waits for the caller's turn in the process and then, unless it comes with a lease, contends for one.
+func (l *Locker) queue(ctx, waiting context.Context, a *attempt, name string, try, follow bool) (*Lock, error) {
+	room, key := l.core.room, a.req.Key.Lock
+	if try {
+		shown, free := room.TryEnter(key)
+		if free {
+			return l.compete(ctx, waiting, a, name, turn{}, try, follow)
+		}
+		if shown.lease != nil && shown.lease.held() {
+			return nil, ErrHeld
+		}
+		return l.apart(ctx, a, name, follow)
+	}
+	for {
+		w, t := room.Enter(key, l.kind())
+		if w != nil {
+			if t.lease != nil {
+				t.lease.anticipate()
+			}
+			var mine bool
+			if t, mine = w.Wait(waiting); !mine {
+				return nil, t.said(waiting)
+			}
+		}
+		if t.grant == nil && waiting.Err() == nil {
+			return l.compete(ctx, waiting, a, name, t, try, follow)
+		}
+		if t.grant == nil {
+			l.core.leave(key, t)
+			return nil, t.said(waiting)
+		}
+		if waiting.Err() == nil && t.grant.lasting() {
+			return l.lock(ctx, name, t.grant, follow), nil
+		}
+		l.core.drop(t.grant)
+		if waiting.Err() != nil {
+			return nil, t.said(waiting)
+		}
+	}
+}
+
+// said is the error of one who has left the line: what is known from those who had the turn.
+func (t turn) said(ctx context.Context) error {
+	switch {
+	case t.lease != nil:
+		return ErrHeld
+	case t.last != nil:
+		return t.last
+	default:
+		return call.ContextError(ctx)
+	}
+}
+
+// compete contends for the lock. The turn is the caller's, and is passed on in the end, or shows the lease.
+func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, t turn, try, follow bool) (*Lock, error) {
+	key := a.req.Key.Lock
+	var g granted
+	var err error
+	if t.rest == nil && !t.after.IsZero() && !try {
+		t.rest = newContention(*a)
+		t.rest.next, t.rest.last = t.after, t.last
+	}
+	if c := t.rest; c == nil {
+		var remaining time.Duration
+		if g, remaining, err = l.once(waiting, a); err != nil {
+			c = newContention(*a)
+			g, err = l.contend(waiting, c, try, remaining, err)
+			*a = c.attempt
+			t.rest = c
+		}
+	} else {
+		l.adopt(c, a)
+		g, err = l.contend(waiting, c, try, 0, nil)
+		*a = c.attempt
+	}
+	if err != nil {
+		t.last, t.after = err, time.Time{}
+		l.core.leave(key, t)
+		return nil, err
+	}
+	if t.rest != nil {
+		t.rest.silence()
+	}
+	le := l.lease(name, a, g)
+	le.run.block = max(le.run.block, t.block)
+	le.begin(g.sent)
+	lk := l.lock(ctx, name, &le.first, follow)
+	l.core.room.Show(key, turn{lease: le})
+	if l.core.room.Waiting(key) > 0 {
+		le.anticipate()
+	}
+	return lk, nil
+}
+
+// leave passes the turn on, or ends it.
+func (c *core) leave(key string, t turn) {
+	if !c.room.Pass(key, t) && t.rest != nil {
+		t.rest.close(c)
+	}
+}
+
+// apart makes the one attempt of TryAcquire while others of the process wait. The room knows nothing of it: to those in
+// line it is another process.
+func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool) (*Lock, error) {
+	c := &contention{attempt: *a}
+	g, remaining, err := l.once(ctx, &c.attempt)
+	if err != nil {
+		g, err = l.contend(ctx, c, true, remaining, err)
+	}
+	*a = c.attempt
+	if err != nil {
+		c.close(l.core)
+		return nil, err
+	}
+	le := l.lease(name, a, g)
+	le.apart = true
+	le.begin(g.sent)
+	return l.lock(ctx, name, &le.first, follow), nil
+}
+
+func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.handoffs} }
+
+// attempt is what is sent for a name: one token, as often as needed. It belongs to the turn: who gives up leaves it to
+// the next. Once a delete was sent for the token it is never used again.
+type attempt struct {
+	req     Request
+	strays  strays
+	last    error // what the last try said
+	before  error // and the one before
+	unknown error // what the last try of unknown outcome said
+}
+
+// prepare makes the attempt, unless it is clear without asking that it can't succeed.
+func (l *Locker) prepare(ctx context.Context, name string) (attempt, error) {
+	if name == "" {
+		return attempt{}, errors.New("empty name")
+	}
+	if ctx.Err() != nil {
+		return attempt{}, call.ContextError(ctx)
+	}
+	key := Key{Lock: keys.Lock(l.opts.prefix, name)}
+	if l.holds(ctx, key.Lock) {
+		return attempt{}, ErrReentrant
+	}
+	if l.opts.fence != FenceOff {
+		key.Fence = keys.Fence(l.opts.prefix, name)
+	}
+	return attempt{req: Request{Key: key, Token: newToken(), TTL: l.opts.ttl, Fence: l.opts.fence}}, nil
+}
+
+// newToken returns a random UUID. It is filled in place, which spares the allocation of uuid.NewRandom.
+func newToken() string {
+	var id uuid.UUID
+	rand.Read(id[:])          // never fails
+	id[6] = id[6]&0x0f | 0x40 // version 4
+	id[8] = id[8]&0x3f | 0x80 // variant of RFC 9562
+	return id.String()
+}
+
+// holds tells whether ctx comes from a holder of the key, who would wait for itself.
+func (l *Locker) holds(ctx context.Context, key string) bool {
+	for lk, ok := FromContext(ctx); ok; lk, ok = lk.outer() {
+		g := lk.grant
+		if sameKeys(lk.core.store, l.core.store) && g.lease.req.Key.Lock == key && g.check() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// granted is the success of an attempt.
+type granted struct {
+	sent     moment // when the command was sent that took the lease
+	fence    Fence  // the last that is the lease's
+	reserved Fence  // how many of them are for later grants
+}
+
+// contention is what one has who contends for a lock that was not free at once. It is passed on with the turn.
+type contention struct {
+	attempt
+	pause wait.Pause
+	next  time.Time     // when to try again
+	heard chan struct{} // gets a value when there is reason to try before
+	stop  func()        // ends listening; nil while nobody listens
+}
+
+func newContention(a attempt) *contention {
+	return &contention{attempt: a, heard: make(chan struct{}, 1)}
+}
+
+// wake is called when the lock may have become free. It does not block: one reason is enough.
+func (c *contention) wake() {
+	select {
+	case c.heard <- struct{}{}:
+	default:
+	}
+}
+
+// silence ends listening.
+func (c *contention) silence() {
+	if c.stop != nil {
+		c.stop()
+		c.stop = nil
+	}
+}
+
+// close ends what nobody goes on with.
+func (c *contention) close(core *core) {
+	c.silence()
+	core.sweepStrays(c.req, c.strays)
+}
+
+// adopt makes the caller go on where another has given up: with the same token, if that is what the caller would have
+// asked for.
+func (l *Locker) adopt(c *contention, a *attempt) {
+	if c.req.TTL != a.req.TTL || c.req.Fence != a.req.Fence {
+		l.core.sweepStrays(c.req, c.strays)
+		a.last = c.last
+		c.attempt = *a
+	}
+}
+
+// contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
+// granted, ctx ends or trying is of no use. It returns the last error, which may be the other's.
+func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
+	if err == nil && time.Until(c.next) > 0 {
+		l.listen(ctx, c) // there is time for it
+	}
+	for n := 0; ; n++ {
+		if err != nil {
+			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
+				return granted{}, c.last // nothing was sent after that
+			}
+			c.last = err
+			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
+				return granted{}, err
+			}
+			l.core.room.Show(c.req.Key.Lock, turn{last: err})
+			c.next = time.Now().Add(l.pause(ctx, c, try, remaining))
+		}
+		if !c.sleep(ctx) {
+			return granted{}, c.last
+		}
+		c.before = c.last
+		var g granted
+		if g, remaining, err = l.once(ctx, &c.attempt); err == nil {
+			return g, nil
+		}
+	}
+}
+
+// pause returns how long to sleep after a try. Who finds the lock held begins to listen, and tries again at once: the
+// release may have come in between.
+func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining time.Duration) time.Duration {
+	switch {
+	case try || !errors.Is(c.last, ErrHeld):
+		return c.pause.Next(0)
+	case c.stop != nil:
+		return c.pause.Told(remaining)
+	case l.listen(ctx, c):
+		return 0
+	default:
+		return c.pause.Next(remaining)
+	}
+}
+
+// listen begins to listen, and tells whether it does.
+func (l *Locker) listen(ctx context.Context, c *contention) bool {
+	if c.stop != nil {
+		return true
+	}
+	stop, err := l.core.store.Listen(ctx, c.req.Key, c.wake)
+	if err == nil {
+		c.stop = stop
+		return true
+	}
+	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
+		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
+	}
+	return false
+}
+
+// sleep returns when it is time for the next try, or with false when ctx has ended; then that time is left to the next.
+func (c *contention) sleep(ctx context.Context) bool {
+	d := time.Until(c.next)
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c.heard:
+		c.next = time.Time{}
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// errLate is a grant with too little left of it. Another try finds the token and raises its TTL again.
+var errLate = fmt.Errorf("%w: granted too late to be of use", ErrUnknown)
+
+// once makes one try. A grant that nobody can use, as ctx has ended or a quarter of the TTL or less is left, becomes a
+// stray.
+func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, error) {
+	a.req.Count = 0
+	if a.req.Fence != FenceOff && l.core.room.Waiting(a.req.Key.Lock) > 0 {
+		a.req.Count = l.opts.handoffs
+	}
+	sent := now()
+	reply, err := l.core.store.Acquire(ctx, a.req)
+	a.req.Again = true
+	if errors.Is(err, ErrUnknown) {
+		a.unknown = err
+		a.strays.add(sent)
+	}
+	if err != nil {
+		return granted{}, reply.Remaining, err
+	}
+	if reply.Own && a.strays.n > 0 {
+		a.strays.n--
+	}
+	if ctx.Err() != nil {
+		a.strays.add(sent)
+		return granted{}, 0, call.ContextError(ctx)
+	}
+	if time.Until(sent.time.Add(a.req.TTL-drift(a.req.TTL))) <= a.req.TTL/4 {
+		a.strays.add(sent)
+		return granted{}, 0, errLate
+	}
+	g := granted{sent: sent, fence: reply.Fence}
+	if !reply.Own {
+		g.reserved = Fence(a.req.Count)
+	}
+	return g, 0, nil
+}
+
+// ended adds to the last error why the waiting has ended, if a context did that: the caller's, or that of WithMaxWait,
+// which the caller never sees. Where it cut a command off, that says nothing of Redis, so what went wrong before is
+// added; but not that another held the lock, as that may have changed.
+func (a *attempt) ended(ctx, waiting context.Context, err error) error {
+	if a.strays.n > 0 && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrUnknown) {
+		err = fmt.Errorf("%w; before: %w", err, a.unknown) // and that try may have taken the lock
+	}
+	if waiting.Err() == nil {
+		return err
+	}
+	cut := errors.Is(err, waiting.Err())
+	switch {
+	case ctx.Err() != nil:
+		err = withContext(ctx, err)
+	case cut && errors.Is(err, ErrUnknown):
+		err = fmt.Errorf("%w: no answer within the time of WithMaxWait", ErrUnknown)
+	case cut:
+		err = errors.New("no attempt got through within the time of WithMaxWait")
+	}
+	if cut && a.before != nil && !errors.Is(a.before, ErrHeld) {
+		err = fmt.Errorf("%w; before: %w", err, a.before)
+	}
+	return err
+}
+
+// withContext adds ctx's error to err if ctx has ended and err does not say so.
+func withContext(ctx context.Context, err error) error {
+	if ctx.Err() == nil || errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
+}
+
+// lease makes the lease of a granted attempt. It is not under watch yet.
+func (l *Locker) lease(name string, a *attempt, g granted) *lease {
+	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays}
+	le.first = grant{lease: le, fence: g.fence - g.reserved}
+	le.holder = &le.first
+	le.confirmed = g.sent
+	le.run = run{
+		began: g.sent.time, limit: l.opts.handoffs, block: l.opts.handoffs,
+		next: g.fence - g.reserved + 1, last: g.fence,
+	}
+	return le
+}
+
+// lock makes the Lock of a grant.
+func (l *Locker) lock(ctx context.Context, name string, g *grant, follow bool) *Lock {
+	lk := &Lock{core: l.core, grant: g, name: name}
+	if l.opts.minHold > 0 {
+		lk.keep = time.Now().Add(l.opts.minHold)
+	}
+	lk.ctx.lock = lk
+	parent := ctx
+	if !follow {
+		parent, lk.ctx.values = context.Background(), ctx
+	}
+	var cancel context.CancelCauseFunc
+	lk.ctx.Context, cancel = context.WithCancelCause(parent)
+	g.attach(lk, cancel, &l.opts)
+	return lk
+}
+
+// sweepStrays deletes, in the background, what sends of unknown outcome may have left or may leave yet.
+func (c *core) sweepStrays(r Request, s strays) {
+	if s.n > 0 && time.Since(s.last) < r.TTL {
+		c.sweep(r, s)
+	}
+}
+
+func (c *core) sweep(r Request, s strays) {
+	c.sweeper.Add(sweep.Task{Until: s.last.Add(r.TTL), Do: func(ctx context.Context) bool {
+		_, err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
+		if err == nil {
+			s.n--
+		}
+		return s.n == 0 || isPermanent(err)
+	}})
+}

@@ -1,0 +1,165 @@
+package lock
+
+import (
+	"context"
+	"time"
+)
+
+// run is a row of grants under one lease, for which Redis need not be asked. It is bounded, as others may wait: after
+// so many grants or so long a time there is a true release.
+type run struct {
+	began      time.Time
+	grants     int   // passed on so far
+	limit      int   // how many may be
+	next, last Fence // reserved: from next to last
+	block      int   // how many grants to prepare for with the next prolongation
+	asking     bool  // one is under way
+	heard      bool  // others listen, or it is not known
+}
+
+const (
+	runTime  = time.Second
+	maxBlock = 1024
+)
+
+// nextBlock is what a lease after this one should prepare for, if others still wait.
+func (l *lease) nextBlock() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.run.block
+}
+
+// kind is what a lease and a waiter must have in common for the lease to be passed on.
+type kind struct {
+	ttl      time.Duration
+	fence    FenceMode
+	handoffs int // the most in a run while others listen
+}
+
+// pass ends the grant and begins another, of the given kind, under the same lease; nil if the lease has to be released
+// instead. The caller has to end the context. It does not take the lease's end into account but by the clock: it is
+// called with the room locked.
+func (g *grant) pass(to kind) *grant {
+	l := g.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r, at := &l.run, time.Now()
+	switch {
+	case g.ended != nil, l.extended, to != l.kind, at.Add(l.req.TTL / 3).After(l.deadline):
+		return nil
+	case r.grants >= r.limit, at.Sub(r.began) >= runTime, l.kind.fence != FenceOff && r.next > r.last:
+		return nil
+	}
+	next := &grant{lease: l}
+	if l.kind.fence != FenceOff {
+		next.fence = r.next
+		r.next++
+	}
+	r.grants++
+	if l.lastLocked() { // the next is not bound by this one's WithMaxHold
+		l.planLocked(l.confirmed.time.Add(l.interval()))
+	}
+	g.endLocked(ErrReleased)
+	l.holder = next
+	return next
+}
+
+// anticipate prepares for more grants, in the background, if few are left that the lease could be passed on to.
+func (l *lease) anticipate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := &l.run
+	few, fences := r.block/2, int(r.last-r.next)+1
+	short := l.kind.fence != FenceOff && fences <= min(few, r.limit-r.grants-1)
+	if !r.heard && r.limit-r.grants <= few {
+		short = true
+	}
+	if !short || r.asking || l.kind.handoffs == 0 || l.ended != nil || l.extended || l.lastLocked() {
+		return
+	}
+	r.asking = true
+	ask := l.req
+	ask.Count, ask.Floor = r.block, r.last
+	ask.TTL = l.ttlLocked(time.Now())
+	l.reachLocked(time.Now(), ask.TTL)
+	l.dog.count(1)
+	go l.prolong(ask)
+}
+
+// prolong raises the TTL for the grants to come, reserves their fences, and asks who else listens. A failure means
+// fewer grants, and says no more of the lease than that of a renewal.
+func (l *lease) prolong(ask Request) {
+	defer l.dog.count(-1)
+	sent := now()
+	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(ask.TTL))
+	defer cancel()
+	l.dog.store.Renew(ctx, []Request{ask}, func(_ int, reply Reply, err error) {
+		l.renewed(sent, ask.TTL, err)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.run.asking = false
+		if err == nil {
+			l.run.prepared(ask, reply)
+		}
+	})
+}
+
+func (r *run) prepared(ask Request, reply Reply) {
+	if first := reply.Fence - Fence(ask.Count) + 1; first > r.last {
+		r.next, r.last = first, reply.Fence
+	}
+	r.heard = reply.Listeners != 0
+	if !r.heard {
+		r.limit = max(r.limit, r.grants+ask.Count)
+		r.block = min(2*r.block, maxBlock)
+	}
+}
+
+// passOn gives the grant's lease to the next in line, if it is one that it may be given to. Nothing is sent.
+func (c *core) passOn(g *grant) bool {
+	l := g.lease
+	if l.apart || g.check() != nil {
+		return false
+	}
+	var next *grant
+	w := c.room.Next(l.req.Key.Lock, func(to kind) bool {
+		next = g.pass(to)
+		return next != nil
+	})
+	if w == nil {
+		return false
+	}
+	if g.cancel != nil {
+		g.cancel(ErrReleased) // before the next can know
+	}
+	w.Give(turn{grant: next, lease: l})
+	l.anticipate()
+	return true
+}
+
+// drop gives up a grant that nobody can use any more, in the background if that takes a command.
+func (c *core) drop(g *grant) {
+	if !c.passOn(g) && g.finish() == nil {
+		began := time.Now()
+		c.end(g.lease, time.Time{}, func(r Reply) { c.vacate(g.lease, r, time.Since(began)) })
+	}
+}
+
+// vacate gives up the turn that goes with a lease, after a release that took so long. If others listen they get the
+// time to take the lock: the waiters and newcomers of this process would always be faster. They listen meanwhile, so
+// that they know when the lock is free before that time is over.
+func (c *core) vacate(l *lease, r Reply, took time.Duration) {
+	if l.apart {
+		return
+	}
+	t := turn{last: ErrHeld, block: l.nextBlock()}
+	if r.Listeners == 0 {
+		c.room.Pass(l.req.Key.Lock, t)
+		return
+	}
+	pause := min(max(4*took, minStandBack), maxStandBack)
+	t.after = time.Now().Add(pause)
+	if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {
+		time.AfterFunc(pause, forget)
+	}
+}

@@ -1,0 +1,360 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+	"weak"
+
+	"github.com/seed-b640e7e9/lock/internal/clock"
+	"github.com/seed-b640e7e9/lock/internal/due"
+)
+
+// drift is what the server's clock may gain on the client's within a lease of the given TTL. The allowance is the one
+// of the Redlock description (redis.io, "Distributed Locks with Redis"): 1 % for the clocks, 2 ms for the precision of
+// expiry and for short leases.
+func drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
+
+// moment is an instant on Go's monotonic clock, and how long the machine had been suspended by then.
+type moment struct {
+	time      time.Time
+	suspended time.Duration
+}
+
+// now is called before the first byte of a command leaves: the server can only begin to count later.
+func now() moment { return moment{suspended: clock.AtLeast(), time: time.Now()} }
+
+// strays counts sends that may have taken the key, or may do so yet: their outcome is unknown.
+type strays struct {
+	n    int
+	last time.Time // when the last of them was sent
+}
+
+func (s *strays) add(sent moment) { s.n, s.last = s.n+1, sent.time }
+
+// lease is what a Locker holds in Redis: one token, for a row of grants. It reaches neither a Lock nor a context that
+// carries one: else a forgotten Lock would never be collected.
+type lease struct {
+	dog    *watchdog
+	name   string
+	req    Request
+	kind   kind
+	apart  bool // the room knows nothing of it
+	strays strays
+	renew  due.Item[*lease] // the next renewal, in the watchdog's queue
+	alarm  due.Item[*lease] // the deadline, in its other one
+
+	mu        sync.Mutex // guards all below, and the grants
+	first     grant
+	holder    *grant        // the current grant
+	run       run           // of grants
+	extended  bool          // the key may last longer than the TTL says
+	ended     error         // nil while held; then ErrReleased, or an error that matches ErrLost
+	confirmed moment        // when the last command was sent that the server has confirmed
+	deadline  time.Time     // the lease must not be trusted from then on
+	suspended time.Duration // how long the machine had been when the command was sent that the deadline counts from
+	reach     time.Time     // when the key ends at the latest, whatever became of the commands sent for it
+	failures  int           // renewals that failed since the last confirmed one
+	failure   error         // the last of them
+	report    string        // of a loss, until it is reported
+}
+
+// grant is one caller's turn under a lease. Its fields are guarded by the lease's mutex once it is under way.
+type grant struct {
+	lease  *lease
+	fence  Fence
+	logger *slog.Logger            // nil: slog.Default()
+	until  time.Time               // no renewal carries the lease beyond it; zero: none does not
+	cancel context.CancelCauseFunc // ends the Lock's context; nil while there is no Lock yet
+	handle weak.Pointer[Lock]
+	ended  error     // nil while held; then ErrReleased, or an error that matches ErrLost
+	last   time.Time // the deadline that the lease had then
+}
+
+// begin puts l under watch, confirmed by a command that was sent at that moment.
+func (l *lease) begin(sent moment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.renew.Value, l.alarm.Value = l, l
+	l.confirmed = sent
+	l.deadline, l.suspended = sent.time.Add(l.req.TTL-drift(l.req.TTL)), sent.suspended
+	l.reachLocked(time.Now(), l.req.TTL)
+	l.dog.alarms.Put(&l.alarm, l.deadline)
+	l.dog.count(1)
+	l.planLocked(sent.time.Add(l.interval()))
+}
+
+// interval is the time from one renewal to the next: a third of the TTL, less a little at random, so that leases taken
+// at the same time do not stay together.
+func (l *lease) interval() time.Duration { return l.req.TTL/3 - rand.N(l.req.TTL/30) }
+
+// attach makes lk the handle of the grant, and cancel what ends its context: at once if the grant has ended already.
+func (g *grant) attach(lk *Lock, cancel context.CancelCauseFunc, o *options) {
+	l := g.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.handle, g.cancel, g.logger = weak.Make(lk), cancel, o.logger
+	if o.maxHold > 0 {
+		began := time.Now()
+		if g == &l.first {
+			began = l.confirmed.time
+		}
+		g.until = began.Add(o.maxHold)
+	}
+	if g.ended != nil {
+		cancel(g.cause(g.ended))
+	}
+}
+
+// check returns nil while the grant is held, else how it has ended. It looks at the clock rather than wait for the
+// alarm, so it is right at once when a process was frozen and goes on.
+func (g *grant) check() error {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	return g.ended
+}
+
+// checkLocked loses the lease if its time is over, also if the machine was suspended meanwhile, which the monotonic
+// clock does not count.
+func (l *lease) checkLocked() {
+	if l.ended == nil && time.Until(l.deadline) <= clock.AtMost()-l.suspended {
+		l.loseLocked(l.unconfirmedLocked())
+	}
+}
+
+// reachLocked accounts for a command that may make the key last for ttl from then.
+func (l *lease) reachLocked(at time.Time, ttl time.Duration) {
+	if end := at.Add(ttl); end.After(l.reach) {
+		l.reach = end
+	}
+}
+
+// lasts returns when the key ends at the latest.
+func (l *lease) lasts() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.reach
+}
+
+// end returns the lease's deadline, or the one that it had when the grant ended.
+func (g *grant) end() time.Time {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	if g.ended != nil {
+		return g.last
+	}
+	return g.lease.deadline
+}
+
+// unconfirmedLocked is the loss that nobody told of: the time is over, and no answer has prolonged it.
+func (l *lease) unconfirmedLocked() error {
+	switch {
+	case l.lastLocked():
+		return fmt.Errorf("%w: held for as long as WithMaxHold allows", ErrLost)
+	case l.failure == nil:
+		return fmt.Errorf("%w: %w: the lease ran out", ErrLost, ErrUnknown)
+	case errors.Is(l.failure, ErrUnknown):
+		return fmt.Errorf("%w: the lease ran out: %w", ErrLost, l.failure)
+	default:
+		return fmt.Errorf("%w: %w: the lease ran out: %w", ErrLost, ErrUnknown, l.failure)
+	}
+}
+
+// errForgotten is the end of a lease whose Lock nobody can release any more.
+var errForgotten = fmt.Errorf("%w: the Lock was dropped without Release", ErrLost)
+
+// errGone is the loss that the server tells of.
+var errGone = fmt.Errorf("%w: the key is gone or another's", ErrLost)
+
+// confirm accounts for a command, sent at that moment, after which the server keeps the lease for at least ttl. The
+// deadline never moves back, and an ended lease is not revived: then its end is returned.
+func (l *lease) confirm(sent moment, ttl time.Duration) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if l.ended != nil {
+		return l.ended
+	}
+	if sent.time.After(l.confirmed.time) {
+		l.confirmed = sent
+		l.failures, l.failure = 0, nil
+	}
+	if d := sent.time.Add(ttl - drift(ttl)); d.After(l.deadline) {
+		l.deadline, l.suspended = d, sent.suspended
+		l.dog.alarms.Put(&l.alarm, d)
+	}
+	return nil
+}
+
+// lose ends the lease because of err, which matches ErrLost.
+func (l *lease) lose(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended == nil {
+		l.loseLocked(err)
+	}
+}
+
+// loseLocked tells the holder, and leaves what may take its time to the alarm.
+func (l *lease) loseLocked(err error) {
+	l.endLocked(err)
+	l.report = "lock: lost"
+	l.dog.alarms.Put(&l.alarm, time.Now())
+}
+
+// finish ends the lease from the side of its holder, or returns how the grant has ended before.
+func (g *grant) finish() error {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	if g.ended == nil {
+		g.lease.endLocked(ErrReleased)
+		return nil
+	}
+	return g.ended
+}
+
+// endLocked tells the holder and stops everything that keeps the lease alive.
+func (l *lease) endLocked(how error) {
+	l.ended = how
+	l.holder.endLocked(how)
+	if l.holder.cancel != nil {
+		l.holder.cancel(l.holder.cause(how))
+	}
+	l.dog.alarms.Remove(&l.alarm)
+	l.dog.renewals.Remove(&l.renew)
+	l.dog.count(-1)
+}
+
+func (g *grant) endLocked(how error) { g.ended, g.last = how, g.lease.deadline }
+
+// cause is what the Lock's context ends with.
+func (g *grant) cause(how error) error {
+	if how == ErrReleased {
+		return how
+	}
+	return &Error{Op: "hold", Name: g.lease.name, Err: how}
+}
+
+// planLocked sets the time of the next renewal.
+func (l *lease) planLocked(at time.Time) {
+	if l.ended == nil {
+		l.dog.renewals.Put(&l.renew, at)
+	}
+}
+
+func orDefault(logger *slog.Logger) *slog.Logger {
+	if logger == nil {
+		return slog.Default()
+	}
+	return logger
+}
+
+// held tells whether the lease is held.
+func (l *lease) held() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	return l.ended == nil
+}
+
+// lasting tells whether the grant is held, and enough of the lease is left to begin something.
+func (g *grant) lasting() bool {
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	g.lease.checkLocked()
+	return g.ended == nil && time.Until(g.lease.deadline) > g.lease.req.TTL/4
+}
+
+// stretch accounts for a command that is to make the key last for ttl: such a lease is not passed on. It returns how
+// the grant has ended, if it has.
+func (g *grant) stretch(ttl time.Duration) error {
+	l := g.lease
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if g.ended == nil {
+		l.extended = true
+		l.reachLocked(time.Now(), ttl)
+	}
+	return g.ended
+}
+
+// renewal returns what to send for l, if anything, and plans the next try in case no answer comes.
+func (l *lease) renewal(at time.Time) (Request, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.checkLocked()
+	if l.ended != nil {
+		return Request{}, false
+	}
+	if l.holder.cancel != nil && l.holder.handle.Value() == nil {
+		l.loseLocked(errForgotten)
+		l.report = "lock: no longer renewed"
+		return Request{}, false
+	}
+	if l.lastLocked() {
+		return Request{}, false
+	}
+	r := l.req
+	r.TTL = l.ttlLocked(at)
+	l.reachLocked(at, r.TTL)
+	l.planLocked(at.Add(l.req.TTL / 6))
+	return r, true
+}
+
+// ttlLocked is the TTL that a renewal at that time may give to the lease.
+func (l *lease) ttlLocked(at time.Time) time.Duration {
+	if l.holder.until.IsZero() {
+		return l.req.TTL
+	}
+	return min(l.req.TTL, l.holder.until.Sub(at).Truncate(time.Millisecond))
+}
+
+// lastLocked tells whether the lease reaches as far as renewals may carry it.
+func (l *lease) lastLocked() bool {
+	until := l.holder.until
+	return !until.IsZero() && !l.deadline.Before(until.Add(-drift(l.req.TTL)))
+}
+
+// renewed accounts for the answer to a renewal.
+func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
+	switch {
+	case err == nil:
+		if l.confirm(sent, ttl) == nil {
+			l.plan(sent, sent.time.Add(l.interval()))
+		}
+	case errors.Is(err, ErrLost):
+		l.lose(errGone)
+	default:
+		l.failed(sent, err)
+	}
+}
+
+// plan sets the time of the next renewal, unless a command sent later than at that moment has been confirmed.
+func (l *lease) plan(sent moment, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.confirmed.time.After(sent.time) {
+		l.planLocked(at)
+	}
+}
+
+// failed plans the next try after one of no avail: soon, then with growing pauses, but again sooner near the deadline.
+func (l *lease) failed(sent moment, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.confirmed.time.After(sent.time) {
+		return
+	}
+	l.failure = err
+	least := l.req.TTL / 60
+	pause := min(least<<l.failures, l.req.TTL/6, max(time.Until(l.deadline)/3, least))
+	l.failures = min(l.failures+1, 8)
+	l.planLocked(time.Now().Add(pause/2 + rand.N(pause/2)))
+}
