@@ -40,7 +40,7 @@ type turn struct {
 	rest  *contention // what the one before has left, if it has contended in vain
 	lease *lease      // the lease that is held, for those who wait to see
 	last  error       // what the last try said
-	block int         // for how many grants to prepare
+	block int         // how many grants the next lease may have in a row, if that is known to be more than usual
 	after time.Time   // when to try, as others are to have the lock first; zero: at once
 }
 
@@ -102,6 +102,7 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 	key := a.req.Key.Lock
 	var g granted
 	var err error
+	a.block = t.block
 	if t.rest == nil && !t.after.IsZero() && !try {
 		t.rest = newContention(*a)
 		t.rest.next, t.rest.last = t.after, t.last
@@ -116,11 +117,12 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 		}
 	} else {
 		l.adopt(c, a)
+		c.block = t.block
 		g, err = l.contend(waiting, c, try, 0, nil)
 		*a = c.attempt
 	}
 	if err != nil {
-		t.last, t.after = err, time.Time{}
+		t.last, t.after, t.block = err, time.Time{}, 0
 		l.core.leave(key, t)
 		return nil, err
 	}
@@ -128,7 +130,6 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 		t.rest.silence()
 	}
 	le := l.lease(name, a, g)
-	le.run.block = max(le.run.block, t.block)
 	le.begin(g.sent)
 	lk := l.lock(ctx, name, &le.first, follow)
 	l.core.room.Show(key, turn{lease: le})
@@ -171,6 +172,7 @@ func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.hand
 type attempt struct {
 	req     Request
 	strays  strays
+	block   int   // how many grants the lease may have in a row; 0: as usual
 	last    error // what the last try said
 	before  error // and the one before
 	unknown error // what the last try of unknown outcome said
@@ -277,7 +279,7 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
 				return granted{}, c.last // nothing was sent after that
 			}
-			c.last = err
+			c.last, c.block = err, 0 // others may have come
 			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
 				return granted{}, err
 			}
@@ -350,8 +352,8 @@ var errLate = fmt.Errorf("%w: granted too late to be of use", ErrUnknown)
 // stray.
 func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, error) {
 	a.req.Count = 0
-	if a.req.Fence != FenceOff && l.core.room.Waiting(a.req.Key.Lock) > 0 {
-		a.req.Count = l.opts.handoffs
+	if a.req.Fence != FenceOff && l.opts.handoffs > 0 && l.core.room.Waiting(a.req.Key.Lock) > 0 {
+		a.req.Count = max(l.opts.handoffs, a.block)
 	}
 	sent := now()
 	reply, err := l.core.store.Acquire(ctx, a.req)
@@ -417,11 +419,15 @@ func withContext(ctx context.Context, err error) error {
 // lease makes the lease of a granted attempt. It is not under watch yet.
 func (l *Locker) lease(name string, a *attempt, g granted) *lease {
 	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays}
+	block := l.opts.handoffs
+	if block > 0 {
+		block = max(block, a.block)
+	}
 	le.first = grant{lease: le, fence: g.fence - g.reserved}
 	le.holder = &le.first
 	le.confirmed = g.sent
 	le.run = run{
-		began: g.sent.time, limit: l.opts.handoffs, block: l.opts.handoffs,
+		began: g.sent.time, limit: block, block: block,
 		next: g.fence - g.reserved + 1, last: g.fence,
 	}
 	return le

@@ -22,7 +22,7 @@ const (
 	maxBlock = 1024
 )
 
-// nextBlock is what a lease after this one should prepare for, if others still wait.
+// nextBlock is how many grants a lease after this one may have in a row, if nobody else listens.
 func (l *lease) nextBlock() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,8 +152,9 @@ func (c *core) vacate(l *lease, r Reply, took time.Duration) {
 	if l.apart {
 		return
 	}
-	t := turn{last: ErrHeld, block: l.nextBlock()}
+	t := turn{last: ErrHeld}
 	if r.Listeners == 0 {
+		t.block = l.nextBlock()
 		c.room.Pass(l.req.Key.Lock, t)
 		return
 	}
