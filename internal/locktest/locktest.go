@@ -7,6 +7,7 @@ package locktest
 import (
 	"context"
 	"crypto/rand"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,7 +55,7 @@ type test struct {
 	run  func(t *testing.T, b *bench)
 }
 
-var tests = append(append(lifeTests, lossTests...), fenceTests...)
+var tests = slices.Concat(lifeTests, lineTests, lossTests, fenceTests)
 
 // bench is what a test works with.
 type bench struct{ Backend }
