@@ -245,12 +245,15 @@ func TestWhatIsNotPassedOn(t *testing.T) {
 		"no handoffs":       {hold: []lock.Option{lock.WithMaxHandoffs(0)}, next: []lock.Option{lock.WithMaxHandoffs(0)}},
 		"a minimum hold":    {hold: []lock.Option{lock.WithMinHold(time.Second)}},
 		"an extended lease": {meanwhile: func(t *testing.T, _ *world, lk *lock.Lock) { require.NoError(t, lk.Extend(t.Context(), time.Minute)) }},
-		"a lease near its end": {meanwhile: func(_ *testing.T, w *world, lk *lock.Lock) {
-			w.proxy.Silence()
-			time.Sleep(time.Until(lk.Deadline()) - ttl/4)
-			w.proxy.Cut()
-			w.proxy.Heal()
-		}},
+		"a lease near its end": { // shorter than a run may be
+			hold: []lock.Option{lock.WithTTL(time.Second)}, next: []lock.Option{lock.WithTTL(time.Second)},
+			meanwhile: func(_ *testing.T, w *world, lk *lock.Lock) {
+				w.proxy.Silence()
+				time.Sleep(time.Until(lk.Deadline()) - time.Second/4)
+				w.proxy.Cut()
+				w.proxy.Heal()
+			},
+		},
 		"a run of a second": {meanwhile: func(*testing.T, *world, *lock.Lock) { time.Sleep(time.Second) }},
 	} {
 		t.Run(name, func(t *testing.T) {

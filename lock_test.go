@@ -57,6 +57,8 @@ func inVirtualTime(t *testing.T, f func(t *testing.T, w *world)) {
 
 func newWorld(t *testing.T, inline bool) *world {
 	t.Helper()
+	// After a client is closed go-redis still sleeps between two dials.
+	t.Cleanup(func() { time.Sleep(10 * time.Second) })
 	m := redistest.Mini(t)
 	p := redistest.ProxyMini(t, m)
 	rdb := p.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = inline })
