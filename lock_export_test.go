@@ -18,3 +18,6 @@ func Suspend(lk *Lock, d time.Duration) {
 	defer l.mu.Unlock()
 	l.suspended -= d
 }
+
+// SameLease tells whether one lock was passed on to become the other.
+func SameLease(a, b *Lock) bool { return a.grant.lease == b.grant.lease }

@@ -320,6 +320,24 @@ func TestFencesOfARunRiseThroughLostReplies(t *testing.T) {
 	})
 }
 
+func TestFencesOfARunRiseThoughTheCounterIsGone(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t, lock.WithFencing())
+		lk := acquire(t, l, "n")
+		for range 50 { // several reservations
+			next := wait(t, l, "n")
+			w.mini.Del("fence:{lock:n}:n")
+			release(t, lk)
+			got := next.lock(t)
+			if lock.SameLease(lk, got) {
+				require.Greater(t, got.Fence(), lk.Fence())
+			}
+			lk = got
+		}
+		release(t, lk)
+	})
+}
+
 func TestAReservationThatFailsIsNoLoss(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		l := w.locker(t, lock.WithFencing())
