@@ -123,6 +123,7 @@ type core struct {
 	dog     *watchdog
 	room    *wait.Room[kind, turn]
 	sweeper *sweep.Sweeper
+	id      string      // of the room, in messages that need not wake those who wait in it
 	deaf    atomic.Bool // it has been said that waiters are not woken
 	mute    atomic.Bool // it has been said that they are not told
 }
@@ -147,7 +148,7 @@ func NewWithStore(s Store, opts ...Option) *Locker {
 		panic("lock: a Store must be comparable; use a pointer")
 	}
 	room := new(wait.Room[kind, turn])
-	c := &core{store: s, dog: newWatchdog(s, room), room: room, sweeper: sweep.New(sweeps, call.Limit)}
+	c := &core{store: s, dog: newWatchdog(s, room), room: room, id: newToken(), sweeper: sweep.New(sweeps, call.Limit)}
 	l := &Locker{core: c, opts: options{ttl: defaultTTL, handoffs: defaultHandoffs}}
 	return l.With(opts...)
 }
@@ -244,13 +245,16 @@ func (l *Locker) TryAcquire(ctx context.Context, name string) (*Lock, error) {
 // is left, or ctx's error. Call it before the process exits, so that deletes in the background are not cut off; and at
 // the end of tests.
 func (l *Locker) Wait(ctx context.Context) error {
-	if err := l.core.dog.wait(ctx); err != nil {
-		return err
+	for {
+		for _, wait := range []func(context.Context) error{l.core.dog.wait, l.core.sweeper.Wait, l.core.store.Wait} {
+			if err := wait(ctx); err != nil {
+				return err
+			}
+		}
+		if l.core.dog.idleNow() && l.core.sweeper.Idle() { // still, or again
+			return nil
+		}
 	}
-	if err := l.core.sweeper.Wait(ctx); err != nil {
-		return err
-	}
-	return l.core.store.Wait(ctx)
 }
 
 // A Lock is one grant of a name. It is made by Acquire and TryAcquire, or reached through FromContext, and is safe for
@@ -440,7 +444,7 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 	lk.core.dog.count(1)
 	defer lk.core.dog.count(-1)
 	began := time.Now()
-	var reply Reply
+	reply := Reply{Listeners: -1}
 	switch err := g.finish(); {
 	case err == nil:
 		defer func() { lk.core.vacate(l, reply, time.Since(began)) }()
@@ -452,9 +456,9 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 		return err, true
 	}
 	err = persist(ctx, func() (err error) {
-		r := l.ending(lk.keep)
-		r.Known = !l.apart // the turn is passed on when this is done
-		reply, err = lk.core.store.Release(ctx, r)
+		if reply, err = lk.core.store.Release(ctx, lk.core.ending(l, lk.keep)); err != nil {
+			reply.Listeners = -1
+		}
 		if errors.Is(err, ErrUnknown) {
 			lk.unsure = err
 		}
@@ -487,9 +491,13 @@ func (c *core) warnMute(r Reply, logger *slog.Logger) {
 	}
 }
 
-// ending is the request that gives the key up now, or leaves it until keep.
-func (l *lease) ending(keep time.Time) Request {
+// ending is the request that gives the key up now, or leaves it until keep, and wakes other rooms: in this one the turn
+// is passed on when it is done.
+func (c *core) ending(l *lease, keep time.Time) Request {
 	r := Request{Key: l.req.Key, Token: l.req.Token}
+	if !l.apart {
+		r.From = c.id
+	}
 	if !keep.IsZero() {
 		r.Hold = max(0, time.Until(keep))
 	}
@@ -500,19 +508,16 @@ func (l *lease) ending(keep time.Time) Request {
 func (lk *Lock) sweep() {
 	if !lk.swept {
 		lk.swept = true
-		lk.core.end(lk.grant.lease, lk.keep, nil)
+		lk.core.end(lk.grant.lease, lk.keep)
 	}
 }
 
-// end releases in the background, for as long as the key may last. It calls tried, if that is not nil,
-// after the first try.
-func (c *core) end(l *lease, keep time.Time, tried func(Reply)) {
+// end releases in the background, for as long as the key may last, and wakes everybody.
+func (c *core) end(l *lease, keep time.Time) {
 	c.sweeper.Add(sweep.Task{Until: l.lasts(), Do: func(ctx context.Context) bool {
-		reply, err := c.store.Release(ctx, l.ending(keep))
-		if tried != nil {
-			tried(reply)
-			tried = nil
-		}
+		r := c.ending(l, keep)
+		r.From = ""
+		_, err := c.store.Release(ctx, r)
 		if err == nil || errors.Is(err, ErrLost) {
 			c.sweepStrays(l.req, l.strays)
 			return true
@@ -573,7 +578,7 @@ func (noDefault) Release(context.Context, Request) (Reply, error) {
 	return Reply{}, Permanent(ErrNoDefault)
 }
 
-func (noDefault) Listen(context.Context, Key, func()) (func(), error) {
+func (noDefault) Listen(context.Context, Key, func(string)) (func(), error) {
 	return nil, errors.ErrUnsupported
 }
 

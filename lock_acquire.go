@@ -27,8 +27,14 @@ func (l *Locker) take(ctx context.Context, name string, try, follow bool) (*Lock
 		waiting, cancel = context.WithTimeout(ctx, l.opts.maxWait)
 		defer cancel()
 	}
-	lk, err := l.queue(ctx, waiting, &a, name, try, follow)
-	if err != nil {
+	l.core.dog.count(1)
+	var lk *Lock
+	defer func() {
+		if lk == nil { // else it is the lease's from now on
+			l.core.dog.count(-1)
+		}
+	}()
+	if lk, err = l.queue(ctx, waiting, &a, name, try, follow); err != nil {
 		return nil, &Error{Op: "acquire", Name: name, Err: a.ended(ctx, waiting, err)}
 	}
 	return lk, nil
@@ -42,6 +48,7 @@ type turn struct {
 	last  error       // what the last try said
 	block int         // how many grants the next lease may have in a row, if that is known to be more than usual
 	after time.Time   // when to try, as others are to have the lock first; zero: at once
+	stood int         // how often in a row that was so, although none of them came
 }
 
 // queue waits for the caller's turn in the process and then, unless it comes with a lease, contends for one.
@@ -76,6 +83,7 @@ func (l *Locker) queue(ctx, waiting context.Context, a *attempt, name string, tr
 			return nil, t.said(waiting)
 		}
 		if waiting.Err() == nil && t.grant.lasting() {
+			l.core.dog.count(-1) // the lease is counted already
 			return l.lock(ctx, name, t.grant, follow), nil
 		}
 		l.core.drop(t.grant)
@@ -102,7 +110,14 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 	key := a.req.Key.Lock
 	var g granted
 	var err error
-	a.block = t.block
+	passed := false
+	defer func() {
+		if !passed { // a Store or a hook has panicked, or there is no lock
+			t.after, t.block, t.stood = time.Time{}, 0, 0
+			l.core.leave(key, t)
+		}
+	}()
+	a.block, a.stood = t.block, t.stood
 	if t.rest == nil && !t.after.IsZero() && !try {
 		t.rest = newContention(*a)
 		t.rest.next, t.rest.last = t.after, t.last
@@ -117,22 +132,22 @@ func (l *Locker) compete(ctx, waiting context.Context, a *attempt, name string, 
 		}
 	} else {
 		l.adopt(c, a)
-		c.block = t.block
+		c.block, c.stood = t.block, t.stood
 		g, err = l.contend(waiting, c, try, 0, nil)
 		*a = c.attempt
 	}
 	if err != nil {
-		t.last, t.after, t.block = err, time.Time{}, 0
-		l.core.leave(key, t)
+		t.last = err
 		return nil, err
 	}
 	if t.rest != nil {
 		t.rest.silence()
 	}
 	le := l.lease(name, a, g)
-	le.begin(g.sent)
-	lk := l.lock(ctx, name, &le.first, follow)
 	l.core.room.Show(key, turn{lease: le})
+	passed = true // when the lease ends, if that is before Release
+	le.begin()
+	lk := l.lock(ctx, name, &le.first, follow)
 	if l.core.room.Waiting(key) > 0 {
 		le.anticipate()
 	}
@@ -149,7 +164,8 @@ func (c *core) leave(key string, t turn) {
 // apart makes the one attempt of TryAcquire while others of the process wait. The room knows nothing of it: to those in
 // line it is another process.
 func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool) (*Lock, error) {
-	c := &contention{attempt: *a}
+	c := newContention(*a)
+	c.apart = true
 	g, remaining, err := l.once(ctx, &c.attempt)
 	if err != nil {
 		g, err = l.contend(ctx, c, true, remaining, err)
@@ -161,7 +177,7 @@ func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool
 	}
 	le := l.lease(name, a, g)
 	le.apart = true
-	le.begin(g.sent)
+	le.begin()
 	return l.lock(ctx, name, &le.first, follow), nil
 }
 
@@ -171,8 +187,9 @@ func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.hand
 // the next. Once a delete was sent for the token it is never used again.
 type attempt struct {
 	req     Request
+	block   int // how many grants the lease may have in a row; 0: as usual
+	stood   int // how often in a row others were let go first in vain
 	strays  strays
-	block   int   // how many grants the lease may have in a row; 0: as usual
 	last    error // what the last try said
 	before  error // and the one before
 	unknown error // what the last try of unknown outcome said
@@ -230,6 +247,8 @@ type contention struct {
 	next  time.Time     // when to try again
 	heard chan struct{} // gets a value when there is reason to try before
 	stop  func()        // ends listening; nil while nobody listens
+	deaf  time.Time     // until then no further attempt is made to listen
+	apart bool          // the turn is somebody else's
 }
 
 func newContention(a attempt) *contention {
@@ -271,19 +290,23 @@ func (l *Locker) adopt(c *contention, a *attempt) {
 // contend goes on, after a try that ended with err or, if that is nil, where another has given up, until the lock is
 // granted, ctx ends or trying is of no use. It returns the last error, which may be the other's.
 func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining time.Duration, err error) (granted, error) {
-	if err == nil && time.Until(c.next) > 0 {
-		l.listen(ctx, c) // there is time for it
+	if err == nil && time.Until(c.next) > 0 { // there is time for it
+		soon, cancel := context.WithDeadline(ctx, c.next)
+		l.listen(soon, c)
+		cancel()
 	}
 	for n := 0; ; n++ {
 		if err != nil {
 			if c.last != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, ErrUnknown) {
 				return granted{}, c.last // nothing was sent after that
 			}
-			c.last, c.block = err, 0 // others may have come
+			c.last, c.block, c.stood = err, 0, 0 // others may have come
 			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
 				return granted{}, err
 			}
-			l.core.room.Show(c.req.Key.Lock, turn{last: err})
+			if !c.apart {
+				l.core.room.Show(c.req.Key.Lock, turn{last: err})
+			}
 			c.next = time.Now().Add(l.pause(ctx, c, try, remaining))
 		}
 		if !c.sleep(ctx) {
@@ -312,16 +335,27 @@ func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining t
 	}
 }
 
+// pauseListening is how long a waiter asks instead, after listening has failed.
+const pauseListening = 5 * time.Second
+
 // listen begins to listen, and tells whether it does.
 func (l *Locker) listen(ctx context.Context, c *contention) bool {
-	if c.stop != nil {
+	switch {
+	case c.stop != nil:
 		return true
+	case time.Now().Before(c.deaf):
+		return false
 	}
-	stop, err := l.core.store.Listen(ctx, c.req.Key, c.wake)
+	stop, err := l.core.store.Listen(ctx, c.req.Key, func(from string) {
+		if from != l.core.id {
+			c.wake()
+		}
+	})
 	if err == nil {
 		c.stop = stop
 		return true
 	}
+	c.deaf = time.Now().Add(pauseListening)
 	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
 		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
 	}
@@ -338,7 +372,7 @@ func (c *contention) sleep(ctx context.Context) bool {
 	defer t.Stop()
 	select {
 	case <-c.heard:
-		c.next = time.Time{}
+		c.next, c.stood = time.Time{}, 0
 	case <-t.C:
 	case <-ctx.Done():
 	}
@@ -374,6 +408,7 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 	}
 	if time.Until(sent.time.Add(a.req.TTL-drift(a.req.TTL))) <= a.req.TTL/4 {
 		a.strays.add(sent)
+		a.unknown = errLate
 		return granted{}, 0, errLate
 	}
 	g := granted{sent: sent, fence: reply.Fence}
@@ -387,7 +422,7 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 // which the caller never sees. Where it cut a command off, that says nothing of Redis, so what went wrong before is
 // added; but not that another held the lock, as that may have changed.
 func (a *attempt) ended(ctx, waiting context.Context, err error) error {
-	if a.strays.n > 0 && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrUnknown) {
+	if a.strays.n > 0 && a.unknown != nil && !errors.Is(err, ErrHeld) && !errors.Is(err, ErrUnknown) {
 		err = fmt.Errorf("%w; before: %w", err, a.unknown) // and that try may have taken the lock
 	}
 	if waiting.Err() == nil {
@@ -416,18 +451,20 @@ func withContext(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", err, call.ContextError(ctx))
 }
 
-// lease makes the lease of a granted attempt. It is not under watch yet.
+// lease makes the lease of a granted attempt, which is not under watch yet.
 func (l *Locker) lease(name string, a *attempt, g granted) *lease {
-	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays}
+	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays, confirmed: g.sent}
+	le.deadline, le.suspended = g.sent.time.Add(le.req.TTL-drift(le.req.TTL)), g.sent.suspended
+	le.reach = time.Now().Add(le.req.TTL)
+	le.renew.Value, le.alarm.Value = le, le
 	block := l.opts.handoffs
 	if block > 0 {
 		block = max(block, a.block)
 	}
 	le.first = grant{lease: le, fence: g.fence - g.reserved}
 	le.holder = &le.first
-	le.confirmed = g.sent
 	le.run = run{
-		began: g.sent.time, limit: block, block: block,
+		began: g.sent.time, limit: block, block: block, stood: a.stood,
 		next: g.fence - g.reserved + 1, last: g.fence,
 	}
 	return le

@@ -2,24 +2,30 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"github.com/seed-b640e7e9/lock/internal/call"
 )
 
 // run is a row of grants under one lease, for which Redis need not be asked. It is bounded, as others may wait: after
 // so many grants or so long a time there is a true release.
 type run struct {
 	began      time.Time
-	grants     int   // passed on so far
-	limit      int   // how many may be
-	next, last Fence // reserved: from next to last
-	block      int   // how many grants to prepare for with the next prolongation
-	asking     bool  // one is under way
-	heard      bool  // others listen, or it is not known
+	grants     int       // passed on so far
+	limit      int       // how many may be
+	next, last Fence     // reserved: from next to last
+	block      int       // how many grants to prepare for with the next prolongation
+	stood      int       // how often in a row others were let go first in vain, before
+	asking     bool      // one is under way
+	notBefore  time.Time // when the next may be, after one has failed
+	heard      bool      // others listen, or it is not known
 }
 
 const (
 	runTime  = time.Second
 	maxBlock = 1024
+	maxStood = 6 // from then on the pause does not grow
 )
 
 // nextBlock is how many grants a lease after this one may have in a row, if nobody else listens.
@@ -74,7 +80,7 @@ func (l *lease) anticipate() {
 	if !r.heard && r.limit-r.grants <= few {
 		short = true
 	}
-	if !short || r.asking || l.kind.handoffs == 0 || l.ended != nil || l.extended || l.lastLocked() {
+	if !short || r.asking || time.Now().Before(r.notBefore) || l.kind.handoffs == 0 || l.ended != nil || l.extended || l.lastLocked() {
 		return
 	}
 	r.asking = true
@@ -87,19 +93,23 @@ func (l *lease) anticipate() {
 }
 
 // prolong raises the TTL for the grants to come, reserves their fences, and asks who else listens. A failure means
-// fewer grants, and says no more of the lease than that of a renewal.
+// fewer grants, and says nothing of the lease: that is what renewals are for.
 func (l *lease) prolong(ask Request) {
 	defer l.dog.count(-1)
 	sent := now()
 	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(ask.TTL))
 	defer cancel()
 	l.dog.store.Renew(ctx, []Request{ask}, func(_ int, reply Reply, err error) {
-		l.renewed(sent, ask.TTL, err)
+		if err == nil || errors.Is(err, ErrLost) {
+			l.renewed(sent, ask.TTL, err)
+		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.run.asking = false
 		if err == nil {
 			l.run.prepared(ask, reply)
+		} else {
+			l.run.notBefore = time.Now().Add(l.req.TTL / 6)
 		}
 	})
 }
@@ -139,10 +149,29 @@ func (c *core) passOn(g *grant) bool {
 
 // drop gives up a grant that nobody can use any more, in the background if that takes a command.
 func (c *core) drop(g *grant) {
-	if !c.passOn(g) && g.finish() == nil {
-		began := time.Now()
-		c.end(g.lease, time.Time{}, func(r Reply) { c.vacate(g.lease, r, time.Since(began)) })
+	if c.passOn(g) {
+		return
 	}
+	c.dog.count(1)
+	if err := g.finish(); err != nil {
+		if err != errGone {
+			c.end(g.lease, time.Time{})
+		}
+		c.dog.count(-1)
+		return
+	}
+	go func() {
+		defer c.dog.count(-1)
+		ctx, cancel := context.WithTimeout(context.Background(), call.Limit)
+		defer cancel()
+		began := time.Now()
+		reply, err := c.store.Release(ctx, c.ending(g.lease, time.Time{}))
+		if err != nil {
+			reply.Listeners = -1
+			c.end(g.lease, time.Time{})
+		}
+		c.vacate(g.lease, reply, time.Since(began))
+	}()
 }
 
 // vacate gives up the turn that goes with a lease, after a release that took so long. If others listen they get the
@@ -152,13 +181,14 @@ func (c *core) vacate(l *lease, r Reply, took time.Duration) {
 	if l.apart {
 		return
 	}
-	t := turn{last: ErrHeld}
+	var t turn
 	if r.Listeners == 0 {
 		t.block = l.nextBlock()
 		c.room.Pass(l.req.Key.Lock, t)
 		return
 	}
-	pause := min(max(4*took, minStandBack), maxStandBack)
+	t.stood = min(l.run.stood+1, maxStood)
+	pause := min(max(4*took, minStandBack)<<l.run.stood, maxStandBack)
 	t.after = time.Now().Add(pause)
 	if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {
 		time.AfterFunc(pause, forget)

@@ -198,6 +198,13 @@ type panicking struct {
 	panics bool
 }
 
+func (p *panicking) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error) {
+	if p.panics {
+		panic(errors.New("as a hook may"))
+	}
+	return p.Store.Acquire(ctx, r)
+}
+
 func (p *panicking) Release(ctx context.Context, r lock.Request) (lock.Reply, error) {
 	if p.panics {
 		panic(errors.New("as a hook may"))

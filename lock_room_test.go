@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -652,5 +653,126 @@ func TestAForeignWaiterGetsInAgainstOneThatRelocksAtOnce(t *testing.T) {
 			settle(t, hog)
 		}
 		require.LessOrEqual(t, slices.Max(releases), 1)
+	})
+}
+
+func TestATryBesideTheLineLeavesNoTrace(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t)
+		release(t, acquire(t, l, "warm"))
+		require.NoError(t, w.mini.Set("lock:n", "foreign"))
+		head := wait(t, l, "n")
+		time.Sleep(10 * time.Millisecond)
+		held := w.proxy.On(redistest.Cmd("SET"), redistest.HoldReply()).Times(1)
+		tried := make(chan error, 1)
+		go func() {
+			_, err := l.TryAcquire(context.Background(), "n")
+			tried <- err
+		}()
+		<-held.Hit(1)
+		head.cancel()
+		<-head.result // nobody is left in line
+		w.proxy.Cut() // and the reply of the try is lost
+		require.Error(t, <-tried)
+		w.mini.Del("lock:n")
+		release(t, acquire(t, l, "n"))
+	})
+}
+
+func TestProlongationsThatFailCostNoLease(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t, lock.WithFencing())
+		lk := acquire(t, l, "n")
+		refused := w.proxy.On(func(args []string) bool { return redistest.Cmd("EVALSHA", "EVAL")(args) && len(args) == 10 },
+			redistest.ReplyError(outOfMemory))
+		visitor := l.With(lock.WithMaxWait(10 * time.Millisecond))
+		for range 2000 {
+			_, err := visitor.Acquire(t.Context(), "n")
+			require.ErrorIs(t, err, lock.ErrHeld)
+		}
+		require.True(t, lk.Valid(), "renewals go on")
+		require.Less(t, refused.Hits(), 50, "and prolongations pause")
+		release(t, lk)
+	})
+}
+
+func TestTwoLockersOnOneStoreWakeEachOther(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		s := lock.NewStore(w.rdb)
+		a, b := lock.NewWithStore(s), lock.NewWithStore(s)
+		lk := acquire(t, a, "n")
+		waiter := wait(t, b, "n")
+		time.Sleep(10 * time.Millisecond)
+		start := time.Now()
+		release(t, lk)
+		release(t, waiter.lock(t))
+		require.Zero(t, time.Since(start))
+		settle(t, a)
+		settle(t, b)
+	})
+}
+
+func TestWaitWaitsForThoseWhoWait(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t, lock.WithMaxHandoffs(0))
+		lk := acquire(t, l, "n")
+		waiter := wait(t, l, "n")
+		done := make(chan error, 1)
+		go func() { done <- l.Wait(context.Background()) }()
+		synctest.Wait()
+		release(t, lk)
+		next := waiter.lock(t)
+		synctest.Wait()
+		require.Empty(t, done, "a lock is held")
+		release(t, next)
+		require.NoError(t, <-done)
+	})
+}
+
+func TestAStoreThatPanicsLeavesTheTurnToTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &panicking{Store: lock.NewStore(redistest.MiniClient(t, redistest.Mini(t)))}
+		l := lock.NewWithStore(s)
+		s.panics = true
+		require.Panics(t, func() { _, _ = l.Acquire(t.Context(), "n") })
+		s.panics = false
+		release(t, acquire(t, l, "n"))
+		settle(t, l)
+	})
+}
+
+// The lease goes to a waiter whose context has just ended, while Redis is silent and hundreds of clean-ups are pending.
+func TestADroppedGrantWaitsForNoCleanUp(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t)
+		var held []*lock.Lock
+		for i := range 100 {
+			held = append(held, acquire(t, l, fmt.Sprint("other", i)))
+		}
+		for range 50 {
+			lk := acquire(t, l, "n")
+			waiter := wait(t, l, "n")
+			ended, cancel := context.WithCancel(t.Context())
+			cancel()
+			w.proxy.Silence()
+			var wg sync.WaitGroup
+			for _, other := range held {
+				wg.Go(func() { _ = other.Release(ended) })
+			}
+			wg.Go(waiter.cancel)
+			wg.Go(func() { _ = lk.Release(ended) })
+			if got := <-waiter.result; got != nil {
+				_ = got.Release(ended)
+			}
+			wg.Wait()
+			w.proxy.Cut()
+			w.proxy.Heal()
+			ctx, stop := context.WithTimeout(t.Context(), 2*ttl)
+			next, err := l.Acquire(ctx, "n")
+			require.NoError(t, err)
+			stop()
+			release(t, next)
+			held = nil
+		}
 	})
 }

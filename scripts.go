@@ -34,13 +34,13 @@ type Store interface {
 	Renew(ctx context.Context, rs []Request, done func(i int, r Reply, err error))
 
 	// Release deletes the key if it has the token, or leaves it, of no more use to the token, for the request's Hold, and
-	// tells those who listen to the key, but for those of this Store if they know. ErrLost says that the key is gone or another's.
+	// tells those who listen to the key. ErrLost says that the key is gone or another's.
 	Release(ctx context.Context, r Request) (Reply, error)
 
-	// Listen returns when it is certain that wake will be called for each Release of the key that is told from now on, and
-	// whenever one may have been missed. wake does not block. The error matches errors.ErrUnsupported if there is no use in asking
+	// Listen returns when it is certain that wake will be called for each Release of the key from now on, with its From, and
+	// with "" whenever one may have been missed. wake does not block. The error matches errors.ErrUnsupported if there is no use in asking
 	// again. stop ends listening; it does not block.
-	Listen(ctx context.Context, key Key, wake func()) (stop func(), err error)
+	Listen(ctx context.Context, key Key, wake func(from string)) (stop func(), err error)
 
 	// Wait returns nil when nothing of the Store runs in the background and nobody listens, or ctx's error. It ends what
 	// is only kept for the next use.
@@ -72,7 +72,7 @@ type Request struct {
 	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
 	Floor Fence         // of Renew: the highest fence known; what is reserved lies above
 	Hold  time.Duration // of Release: how much longer the key stays, although nobody holds it
-	Known bool          // of Release: those who listen through this Store need not be told
+	From  string        // of Release: what those who listen hear, so that they know whether they knew
 }
 
 // Reply is what a Store answers.
@@ -241,6 +241,9 @@ local function tell(message)
 end
 `
 
+// tellNobody is what the script gets where publishing is refused.
+const tellNobody = "tell nobody"
+
 // releaseScript ends a lease.
 //
 //	KEYS   lock
@@ -280,7 +283,6 @@ end` + notMine)
 type single struct {
 	client call.Client
 	hub    *wake.Hub
-	id     any         // a string, in messages that need not wake those who listen here
 	quiet  atomic.Bool // publishing is refused: each further try would only fill the server's log
 }
 
@@ -289,7 +291,7 @@ var _ Store = (*single)(nil)
 // NewStore returns the Store that keeps each key on one primary: what New uses, and what a quorum is composed of. It
 // panics on a client that can't carry a lock: nil, a redis.Ring, a redis.AutoPipeliner.
 func NewStore(rdb redis.UniversalClient) Store {
-	return &single{client: call.New(rdb), hub: wake.New(rdb), id: newToken()}
+	return &single{client: call.New(rdb), hub: wake.New(rdb)}
 }
 
 // sameKeys tells whether two Stores keep their leases in the same place, as far as that shows.
@@ -307,6 +309,7 @@ func sameKeys(a, b Store) bool {
 type message struct {
 	call.Message
 	token string
+	from  string
 	args  [9]any
 }
 
@@ -377,19 +380,15 @@ func readFence(reply any) (Fence, bool) {
 func unexpected(reply any) error { return fmt.Errorf("%w: unexpected reply %v", ErrUnknown, reply) }
 
 func (s *single) Release(ctx context.Context, r Request) (Reply, error) {
-	m := &message{token: r.Token}
+	m := &message{token: r.Token, from: r.From}
 	sc := releaseScript
 	if r.Hold > 0 {
 		sc = holdScript
 	}
-	var message any = ""
-	switch {
-	case s.quiet.Load():
-		message = "tell nobody"
-	case r.Known:
-		message = s.id
+	if s.quiet.Load() {
+		m.from = tellNobody
 	}
-	args := append(m.call(sc, 1), r.Key.Lock, &m.token, message)
+	args := append(m.call(sc, 1), r.Key.Lock, &m.token, &m.from)
 	if r.Hold > 0 {
 		args = append(args, r.Token+":done", r.Hold.Milliseconds()+1)
 	}
@@ -420,14 +419,10 @@ func (s *single) readReleased(reply any) (Reply, error) {
 	return r, nil
 }
 
-func (s *single) Listen(ctx context.Context, key Key, wake func()) (stop func(), err error) {
+func (s *single) Listen(ctx context.Context, key Key, wake func(from string)) (stop func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, call.Limit)
 	defer cancel()
-	return s.hub.Listen(ctx, key.Lock, func(message string) {
-		if message != s.id {
-			wake()
-		}
-	})
+	return s.hub.Listen(ctx, key.Lock, wake)
 }
 
 func (s *single) Wait(ctx context.Context) error { return s.hub.Wait(ctx) }

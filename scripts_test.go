@@ -351,8 +351,8 @@ func (f *failing) Renew(_ context.Context, rs []lock.Request, done func(int, loc
 	}
 }
 
-func (f *failing) Listen(context.Context, lock.Key, func()) (func(), error) { return nil, f.err }
-func (f *failing) Wait(context.Context) error                               { return nil }
+func (f *failing) Listen(context.Context, lock.Key, func(string)) (func(), error) { return nil, f.err }
+func (f *failing) Wait(context.Context) error                                     { return nil }
 
 type uncomparable struct {
 	lock.Store

@@ -21,7 +21,7 @@ type watchdog struct {
 	alarms   *due.Queue[*lease]
 
 	mu   sync.Mutex    // guards all below
-	busy int           // held leases, and pipelines under way
+	busy int           // held leases, those who wait for one, and commands under way
 	idle chan struct{} // closed when busy becomes 0; nil while nobody waits for that
 }
 
@@ -121,7 +121,13 @@ func (w *watchdog) count(n int) {
 	}
 }
 
-// wait returns nil when no lease is left, or ctx's error.
+func (w *watchdog) idleNow() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busy == 0
+}
+
+// wait returns nil when no lease is left and nobody waits for one, or ctx's error.
 func (w *watchdog) wait(ctx context.Context) error {
 	w.mu.Lock()
 	if w.busy == 0 {

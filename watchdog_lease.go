@@ -75,17 +75,14 @@ type grant struct {
 	last   time.Time // the deadline that the lease had then
 }
 
-// begin puts l under watch, confirmed by a command that was sent at that moment.
-func (l *lease) begin(sent moment) {
+// begin puts l under watch.
+func (l *lease) begin() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.renew.Value, l.alarm.Value = l, l
-	l.confirmed = sent
-	l.deadline, l.suspended = sent.time.Add(l.req.TTL-drift(l.req.TTL)), sent.suspended
-	l.reachLocked(time.Now(), l.req.TTL)
-	l.dog.alarms.Put(&l.alarm, l.deadline)
-	l.dog.count(1)
-	l.planLocked(sent.time.Add(l.interval()))
+	if l.ended == nil {
+		l.dog.alarms.Put(&l.alarm, l.deadline)
+		l.planLocked(l.confirmed.time.Add(l.interval()))
+	}
 }
 
 // interval is the time from one renewal to the next: a third of the TTL, less a little at random, so that leases taken

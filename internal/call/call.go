@@ -43,6 +43,9 @@ func New(rdb redis.UniversalClient) Client {
 	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
 		panic("lock: nil Redis client")
 	}
+	if !reflect.ValueOf(rdb).Comparable() {
+		panic("lock: a Redis client must be comparable; use a pointer")
+	}
 	switch rdb.(type) {
 	case *redis.Ring:
 		panic("lock: redis.Ring moves a name to another server when one is slow or down, so two holders could meet")

@@ -129,6 +129,13 @@ func (s *Sweeper) doneLocked() {
 	}
 }
 
+// Idle tells whether no task is left.
+func (s *Sweeper) Idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.left == 0
+}
+
 // Wait returns nil when no task is left, or ctx's error.
 func (s *Sweeper) Wait(ctx context.Context) error {
 	for {

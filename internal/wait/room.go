@@ -87,9 +87,10 @@ func (r *Room[K, T]) Show(key string, t T) {
 }
 
 func (r *Room[K, T]) show(key string, t T) {
-	p := r.places[key]
-	p.shown = t
-	r.put(key, p)
+	if p, taken := r.places[key]; taken {
+		p.shown = t
+		r.places[key] = p
+	}
 }
 
 // Waiting returns how many are in line.

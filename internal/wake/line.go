@@ -62,7 +62,7 @@ var errAgain = errors.New("to be subscribed again")
 // run keeps a connection for as long as the line is wanted.
 func (l *line) run() {
 	defer l.hub.ended()
-	pause := firstPause
+	pause, again := firstPause, false
 	for {
 		c := l.open()
 		if c == nil {
@@ -79,13 +79,14 @@ func (l *line) run() {
 		if time.Since(began) > maxPause {
 			pause = firstPause
 		}
-		if err != errAgain {
+		if err != errAgain || again {
 			select {
 			case <-time.After(pause/2 + rand.N(pause/2)):
 			case <-l.quit:
 			}
 			pause = min(2*pause, maxPause)
 		}
+		again = err == errAgain // once without a pause
 		l.rehome()
 	}
 }
@@ -340,13 +341,18 @@ func (l *line) refuse(c *conn, err error) error {
 	case unknown && c.sharded:
 		l.hub.plain = true
 		return errAgain
-	case unknown, strings.HasPrefix(text, "noperm"):
-		l.hub.refused = refusal{reply}
-		if len(c.asked) > 0 {
-			if ch := l.channels[c.asked[0].name]; ch != nil {
-				ch.fail(l.hub.refused)
-			}
-			c.asked = c.asked[1:]
+	case strings.HasPrefix(text, "noperm") && strings.Contains(text, "'ping'"):
+		return nil
+	case len(c.asked) > 0 && (unknown || strings.HasPrefix(text, "noperm")):
+		no, name := refusal{reply}, c.asked[0].name
+		c.asked = c.asked[1:]
+		if strings.Contains(text, "channel") {
+			l.hub.deny(name, no)
+		} else {
+			l.hub.refused = no
+		}
+		if ch := l.channels[name]; ch != nil {
+			ch.fail(no)
 		}
 		return nil
 	default:

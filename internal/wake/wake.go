@@ -20,6 +20,7 @@ const (
 	linger     = time.Second // how long a connection outlives its last listener
 	firstPause = 50 * time.Millisecond
 	maxPause   = 2 * time.Second
+	denialTime = time.Minute
 	pingEvery  = 10 * time.Second // a connection that does not answer by the next ping is given up
 )
 
@@ -30,10 +31,11 @@ type Hub struct {
 	mu       sync.Mutex // guards all below, and all lines, connections and channels
 	lines    map[node]*line
 	channels map[string]*channel
-	plain    bool          // the server has no sharded pub/sub
-	refused  error         // the server does not let us listen: nothing more is tried
-	running  int           // lines that have not ended
-	idle     chan struct{} // closed when running becomes 0; nil while nobody waits for that
+	plain    bool              // the server has no sharded pub/sub
+	refused  error             // the server does not let us listen: nothing more is tried
+	denied   map[string]denial // the same of single channels, for a while
+	running  int               // lines that have not ended
+	idle     chan struct{}     // closed when running becomes 0; nil while nobody waits for that
 }
 
 // node is the client of one primary, or of a server that is the only one.
@@ -53,6 +55,26 @@ type listener struct {
 	wake    func(payload string)
 	first   chan error // gets nil when the subscription is confirmed for the first time, or why it is not
 	settled bool       // first has got it
+}
+
+// denial is the server's no to one channel.
+type denial struct {
+	err   error
+	until time.Time
+}
+
+// deny remembers a denial, and forgets those that are over.
+func (h *Hub) deny(name string, err error) {
+	now := time.Now()
+	for other, d := range h.denied {
+		if !now.Before(d.until) {
+			delete(h.denied, other)
+		}
+	}
+	if h.denied == nil {
+		h.denied = map[string]denial{}
+	}
+	h.denied[name] = denial{err, now.Add(denialTime)}
 }
 
 // New returns a Hub on rdb. It does no I/O.
@@ -100,6 +122,9 @@ func (h *Hub) join(n node, name string, e *listener) error {
 	defer h.mu.Unlock()
 	if h.refused != nil {
 		return h.refused
+	}
+	if d, ok := h.denied[name]; ok && time.Now().Before(d.until) {
+		return d.err
 	}
 	ch := h.channels[name]
 	if ch == nil {
