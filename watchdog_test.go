@@ -383,6 +383,7 @@ func TestAForgottenLockIsNoLongerRenewed(t *testing.T) {
 		runtime.GC()
 		runtime.GC()
 		time.Sleep(2 * ttl)
+		synctest.Wait()
 		require.False(t, w.mini.Exists("lock:forgotten"))
 		require.Equal(t, 1, strings.Count(log.String(), "no longer renewed"))
 		require.Contains(t, log.String(), "name=forgotten")
