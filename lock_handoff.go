@@ -128,7 +128,7 @@ func (r *run) prepared(ask Request, reply Reply) {
 // passOn gives the grant's lease to the next in line, if it is one that it may be given to. Nothing is sent.
 func (c *core) passOn(g *grant) bool {
 	l := g.lease
-	if l.apart || g.check() != nil {
+	if l.apart || c.room.Waiting(l.req.Key.Lock) == 0 || g.check() != nil {
 		return false
 	}
 	var next *grant
