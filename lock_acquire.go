@@ -310,7 +310,7 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 			c.next = time.Now().Add(l.pause(ctx, c, try, remaining))
 		}
 		if !c.sleep(ctx) {
-			return granted{}, c.last
+			return granted{}, c.said(ctx)
 		}
 		c.before = c.last
 		var g granted
@@ -337,6 +337,14 @@ func (l *Locker) pause(ctx context.Context, c *contention, try bool, remaining t
 
 // pauseListening is how long a waiter asks instead, after listening has failed.
 const pauseListening = 5 * time.Second
+
+// said is the error of one who gives up without another try.
+func (c *contention) said(ctx context.Context) error {
+	if c.last == nil {
+		return call.ContextError(ctx)
+	}
+	return c.last
+}
 
 // listen begins to listen, and tells whether it does.
 func (l *Locker) listen(ctx context.Context, c *contention) bool {

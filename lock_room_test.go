@@ -296,6 +296,18 @@ func TestALeaseLostInTheMiddleOfARunIsTheHoldersLossAndTheNextContends(t *testin
 	})
 }
 
+// released releases until the outcome is known: replies are lost on purpose.
+func released(t *testing.T, lk *lock.Lock) {
+	t.Helper()
+	for {
+		err := lk.Release(context.Background())
+		if err == nil {
+			return
+		}
+		require.ErrorIs(t, err, lock.ErrUnknown)
+	}
+}
+
 func TestFencesOfARunRiseThroughLostReplies(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		l := w.locker(t, lock.WithFencing())
@@ -306,7 +318,7 @@ func TestFencesOfARunRiseThroughLostReplies(t *testing.T) {
 				w.proxy.On(redistest.Cmd("EVALSHA", "EVAL"), redistest.DropReply()).Skip(rand.N(3)).Times(1)
 			}
 			next, after := wait(t, l, "n"), wait(t, l, "n")
-			release(t, lk)
+			released(t, lk)
 			lk = next.lock(t)
 			require.Greater(t, lk.Fence(), last)
 			last = lk.Fence()
@@ -653,6 +665,40 @@ func TestAForeignWaiterGetsInAgainstOneThatRelocksAtOnce(t *testing.T) {
 			settle(t, hog)
 		}
 		require.LessOrEqual(t, slices.Max(releases), 1)
+	})
+}
+
+func TestAContextThatEndsWhileTheProcessStandsBackGivesNoLock(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t, lock.WithFencing())
+		listener := w.rdb.Subscribe(t.Context(), "lock:n") // who is told, and takes nothing
+		defer listener.Close()
+		_, err := listener.Receive(t.Context())
+		require.NoError(t, err)
+		for range 20 {
+			lk := acquire(t, l, "n")
+			inLine := wait(t, l.With(lock.WithTTL(time.Minute)), "n") // of another kind: a true release
+			release(t, lk)
+			n := w.commands()
+			time.Sleep(rand.N(2 * time.Millisecond))
+			ctx, cancel := context.WithTimeout(t.Context(), rand.N(time.Millisecond))
+			got, err := l.Acquire(ctx, "n")
+			cancel()
+			if err == nil {
+				require.Positive(t, got.Fence())
+				require.True(t, got.Valid())
+				release(t, got)
+			}
+			inLine.cancel()
+			if got := <-inLine.result; got != nil {
+				require.True(t, got.Valid())
+				require.Greater(t, w.commands(), n, "it was asked for")
+				release(t, got)
+			} else {
+				require.ErrorIs(t, inLine.err, context.Canceled)
+			}
+			time.Sleep(time.Second)
+		}
 	})
 }
 

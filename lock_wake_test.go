@@ -291,6 +291,10 @@ func TestContenderProcess(t *testing.T) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				err := l.Do(ctx, "n", func(context.Context) error {
+					if rdb.Incr(context.Background(), "inside").Val() != 1 {
+						fmt.Println("two are inside")
+					}
+					defer rdb.Decr(context.Background(), "inside")
 					n, _ := rdb.Get(context.Background(), "count").Int()
 					return rdb.Set(context.Background(), "count", n+1, 0).Err()
 				})
@@ -321,6 +325,7 @@ func TestProcessesShareALockFairly(t *testing.T) {
 	sum := 0
 	for i, cmd := range children {
 		require.NoError(t, cmd.Wait(), outputs[i].String())
+		require.NotContains(t, outputs[i].String(), "two are inside")
 		_, line, ok := strings.Cut(outputs[i].String(), "counts ")
 		require.True(t, ok, outputs[i].String())
 		counts := make([]int, 4)
