@@ -23,6 +23,7 @@ Scenarios, all by default:
   contended    goroutines of one process that want one lock, beside other libraries
   slow         the same with a millisecond added to each round trip
   processes    the same in several processes of eight goroutines
+  poller       a client that only asks now and then, against a busy process
   handoff      from the call of release to the next holder, within a process and between two
 
 It starts a redis-server of its own, unless REDIS_URL names one.
@@ -69,10 +70,10 @@ type config struct {
 func run(ctx context.Context, c config, names []string) error {
 	scenarios := map[string]func(context.Context, config) error{
 		"uncontended": uncontended, "holding": holding, "contended": contended, "slow": slowLink, "processes": processes,
-		"handoff": handoff,
+		"handoff": handoff, "poller": poller,
 	}
 	if len(names) == 0 {
-		names = []string{"uncontended", "holding", "contended", "slow", "processes", "handoff"}
+		names = []string{"uncontended", "holding", "contended", "slow", "processes", "handoff", "poller"}
 	}
 	for _, name := range names {
 		if scenarios[name] == nil {
