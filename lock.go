@@ -59,7 +59,7 @@
 // without a round trip: the lease goes on, with a new context and, with fencing, a higher fence. That is done up to 16
 // times in a row while others listen ([WithMaxHandoffs]) and for one second at most; then the lock is released in Redis,
 // and the process stands back for a moment, until another has taken it. One other process that waits gets in within
-// four such releases.
+// eight such releases, as the moment grows while it does not come.
 //
 // A release that tells nobody, such as a deletion by hand, is noticed within one second.
 //

@@ -363,7 +363,9 @@ func (l *Locker) listen(ctx context.Context, c *contention) bool {
 		c.stop = stop
 		return true
 	}
-	c.deaf = time.Now().Add(pauseListening)
+	if ctx.Err() == nil {
+		c.deaf = time.Now().Add(pauseListening)
+	}
 	if errors.Is(err, errors.ErrUnsupported) && !l.core.deaf.Swap(true) {
 		orDefault(l.opts.logger).Warn("lock: waiters are not woken, but ask again a few times a second", "error", err)
 	}

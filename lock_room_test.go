@@ -702,6 +702,26 @@ func TestAContextThatEndsWhileTheProcessStandsBackGivesNoLock(t *testing.T) {
 	})
 }
 
+func TestAProcessThatStandsBackTooShortlyToListenListensAfterwards(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t)
+		listener := w.rdb.Subscribe(t.Context(), "lock:n")
+		defer listener.Close()
+		_, err := listener.Receive(t.Context())
+		require.NoError(t, err)
+		release(t, acquire(t, l, "n"))
+		lk := acquire(t, w.direct(t), "n")
+		slow := w.proxy.On(redistest.Cmd("SUBSCRIBE"), redistest.DelayReply(50*time.Millisecond)).Times(1)
+		waiter := wait(t, l, "n")
+		<-slow.Hit(1)
+		time.Sleep(time.Second)
+		start := time.Now()
+		release(t, lk)
+		release(t, waiter.lock(t))
+		require.Zero(t, time.Since(start), "it is woken")
+	})
+}
+
 func TestATryBesideTheLineLeavesNoTrace(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		l := w.locker(t)

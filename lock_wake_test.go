@@ -221,7 +221,7 @@ func TestWaitersAskWhereTheServerForbidsToTell(t *testing.T) {
 }
 
 // The bound that the documentation gives for one foreign waiter that listens, against a process that locks again at once.
-const foreignBound = 4
+const foreignBound = 8
 
 func TestAForeignWaiterGetsInWithinTheBoundOnAServer(t *testing.T) {
 	server := redistest.Start(t, redistest.Redis7)
