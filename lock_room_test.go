@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -548,7 +549,7 @@ func TestManyWaitersOfAProcessCostAsMuchAsOne(t *testing.T) {
 		l := w.locker(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		const crowd = 2000
+		const crowd = 10_000
 		for range crowd {
 			wg.Go(func() {
 				if _, err := l.Acquire(ctx, "n"); !errors.Is(err, context.Canceled) {
@@ -841,4 +842,36 @@ func TestADroppedGrantWaitsForNoCleanUp(t *testing.T) {
 			held = nil
 		}
 	})
+}
+
+// granting is a Store that grants everything.
+type granting struct{ lock.Store }
+
+func (*granting) Acquire(context.Context, lock.Request) (lock.Reply, error) { return lock.Reply{}, nil }
+func (*granting) Release(context.Context, lock.Request) (lock.Reply, error) { return lock.Reply{}, nil }
+func (*granting) Wait(context.Context) error                                { return nil }
+
+func TestNamesUsedOnceLeaveNothingInMemory(t *testing.T) {
+	l := lock.NewWithStore(&granting{})
+	names := 1_000_000
+	if redistest.Race {
+		names = 100_000
+	}
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	use := func(from, to int) {
+		for i := from; i < to; i++ {
+			release(t, acquire(t, l, fmt.Sprint("name", i)))
+		}
+	}
+	use(0, 1000)
+	before := heap()
+	use(1000, names)
+	require.Less(t, heap(), before+1<<20)
+	settle(t, l)
 }
