@@ -41,10 +41,8 @@ type Waiter[K, T any] struct {
 func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	p, taken := r.places[key]
-	if !taken || p.kept != nil {
-		p.kept = nil
-		r.put(key, p)
+	p, free := r.claim(key)
+	if free {
 		return nil, p.shown
 	}
 	w := &Waiter[K, T]{room: r, key: key, kind: kind, prev: p.last, inLine: true, given: make(chan T, 1)}
@@ -63,13 +61,19 @@ func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
 func (r *Room[K, T]) TryEnter(key string) (shown T, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	p, free := r.claim(key)
+	return p.shown, free
+}
+
+// claim takes the turn if nobody has it.
+func (r *Room[K, T]) claim(key string) (p place[K, T], free bool) {
 	p, taken := r.places[key]
-	if !taken || p.kept != nil {
-		p.kept = nil
-		r.put(key, p)
-		return p.shown, true
+	if taken && p.kept == nil {
+		return p, false
 	}
-	return p.shown, false
+	p.kept = nil
+	r.put(key, p)
+	return p, true
 }
 
 func (r *Room[K, T]) put(key string, p place[K, T]) {
