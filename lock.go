@@ -251,7 +251,7 @@ func (l *Locker) Wait(ctx context.Context) error {
 				return err
 			}
 		}
-		if l.core.dog.idleNow() && l.core.sweeper.Idle() { // still, or again
+		if l.core.dog.idleNow() && l.core.sweeper.Left() == 0 { // still, or again
 			return nil
 		}
 	}
@@ -361,7 +361,7 @@ func persist(ctx context.Context, step func() error) error {
 		} else if unknown != nil {
 			err = fmt.Errorf("%w; before: %w", err, unknown)
 		}
-		if isPermanent(err) || again && !time.Now().Before(end) || !wait.Sleep(ctx, pause.Next(0)) {
+		if IsPermanent(err) || again && !time.Now().Before(end) || !wait.Sleep(ctx, pause.Next(0)) {
 			return withContext(ctx, err)
 		}
 	}
@@ -494,7 +494,7 @@ func (c *core) warnMute(r Reply, logger *slog.Logger) {
 // ending is the request that gives the key up now, or leaves it until keep, and wakes other rooms: in this one the turn
 // is passed on when it is done.
 func (c *core) ending(l *lease, keep time.Time) Request {
-	r := Request{Key: l.req.Key, Token: l.req.Token}
+	r := Request{Key: l.req.Key, Token: l.req.Token, TTL: l.req.TTL}
 	if !l.apart {
 		r.From = c.id
 	}
@@ -522,7 +522,7 @@ func (c *core) end(l *lease, keep time.Time) {
 			c.sweepStrays(l.req, l.strays)
 			return true
 		}
-		return isPermanent(err)
+		return IsPermanent(err)
 	}})
 }
 

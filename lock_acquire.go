@@ -301,7 +301,7 @@ func (l *Locker) contend(ctx context.Context, c *contention, try bool, remaining
 				return granted{}, c.last // nothing was sent after that
 			}
 			c.last, c.block, c.stood = err, 0, 0 // others may have come
-			if isPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
+			if IsPermanent(err) || ctx.Err() != nil || try && (n > 0 || !errors.Is(err, ErrUnknown)) {
 				return granted{}, err
 			}
 			if !c.apart {
@@ -402,12 +402,18 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 	sent := now()
 	reply, err := l.core.store.Acquire(ctx, a.req)
 	a.req.Again = true
-	if errors.Is(err, ErrUnknown) {
+	switch {
+	case err != nil && reply.Spent:
+		a.req.Token, a.strays = newToken(), strays{}
+	case errors.Is(err, ErrUnknown):
 		a.unknown = err
 		a.strays.add(sent)
 	}
 	if err != nil {
 		return granted{}, reply.Remaining, err
+	}
+	if reply.Token != "" {
+		a.req.Token, a.strays = reply.Token, strays{}
 	}
 	if reply.Own && a.strays.n > 0 {
 		a.strays.n--
@@ -506,10 +512,10 @@ func (c *core) sweepStrays(r Request, s strays) {
 
 func (c *core) sweep(r Request, s strays) {
 	c.sweeper.Add(sweep.Task{Until: s.last.Add(r.TTL), Do: func(ctx context.Context) bool {
-		_, err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token})
+		_, err := c.store.Release(ctx, Request{Key: r.Key, Token: r.Token, TTL: r.TTL})
 		if err == nil {
 			s.n--
 		}
-		return s.n == 0 || isPermanent(err)
+		return s.n == 0 || IsPermanent(err)
 	}})
 }

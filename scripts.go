@@ -66,20 +66,25 @@ const (
 type Request struct {
 	Key   Key
 	Token string
-	TTL   time.Duration // of Acquire and Renew; whole milliseconds
+	TTL   time.Duration // of Acquire and Renew, in whole milliseconds; of Release, that of the lease
 	Fence FenceMode     // of Acquire, and of Renew with a Count
 	Again bool          // of Acquire: the token was sent before, or the key is known to be held
 	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
-	Floor Fence         // of Renew: the highest fence known; what is reserved lies above
+	Floor Fence         // of Renew: the highest fence known: the counter rises to it, and what is reserved lies above
 	Hold  time.Duration // of Release: how much longer the key stays, although nobody holds it
 	From  string        // of Release: what those who listen hear, so that they know whether they knew
+	Quiet bool          // of Release: nobody is told
+	Limit time.Duration // of Acquire and Release: how long the command may take; zero: a second
 }
 
 // Reply is what a Store answers.
 type Reply struct {
 	Fence     Fence         // of Acquire, the last number that was reserved or, without a Count, the grant's own; of Renew the same
 	Own       bool          // of Acquire: the key had the token already, from an earlier send, and nothing was reserved
+	Spent     bool          // of a failed Acquire: the token was given up, with clean-up and all; the next try needs another
 	Remaining time.Duration // of ErrHeld: when the key ends unless it is renewed; not positive if unknown
+	Holder    string        // of ErrHeld: the same for the same token; empty if unknown
+	Token     string        // of Acquire: what the key has now, if it is not the request's
 	Listeners int           // of Release, and of Renew with a Count: who listens to the key; negative if unknown
 	Mute      error         // of Release: why those who listen were not told, if they were not
 }
@@ -92,14 +97,15 @@ func Permanent(err error) error {
 	return permanent{err}
 }
 
-type permanent struct{ error }
-
-func (p permanent) Unwrap() error { return p.error }
-
-func isPermanent(err error) bool {
+// IsPermanent tells whether err was marked by Permanent.
+func IsPermanent(err error) bool {
 	var p permanent
 	return errors.As(err, &p)
 }
+
+type permanent struct{ error }
+
+func (p permanent) Unwrap() error { return p.error }
 
 // script is Lua text and the hash that it is called by, as arguments of commands.
 type script struct{ text, sha any }
@@ -156,15 +162,15 @@ return refusal(value) or 0
 //
 //	KEYS   lock [, fence counter]
 //	ARGV   token, TTL in ms [, how many fences, "counter" or "clock"]
-//	reply  held by another: its PTTL; granted: the last of the fences, as a string; granted to the same token before:
-//	       {the counter}
+//	reply  held by another: {its PTTL, the start of its token's hash}; granted: the last of the fences, as a string;
+//	       granted to the same token before: {the counter}
 //
 // A repeat finds its own token and changes nothing but a TTL that is too short. The counter rises before the key is
 // set: if it can't rise there is no lock, and numbers that nobody got are only skipped.
 var acquireScript = newScript(refusal + raise + `
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then
-  return refusal(holder) or redis.call('PTTL', KEYS[1])
+  return refusal(holder) or {redis.call('PTTL', KEYS[1]), string.sub(redis.sha1hex(holder), 1, 16)}
 end
 if holder and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -304,42 +310,54 @@ func sameKeys(a, b Store) bool {
 	return ok && x.client == y.client
 }
 
-// message is a command on its way, in one allocation. The token travels by pointer, which go-redis takes for the
-// string: that spares another, and keeps the token out of what tracing hooks print.
+// message is a command on its way, in one allocation. The token and numbers travel by pointer, which go-redis takes for
+// what they point to: that spares others, and keeps the token out of what tracing hooks print.
 type message struct {
 	call.Message
 	token string
 	from  string
+	ttl   int64
 	args  [9]any
+}
+
+// setMessage is a SET NX.
+type setMessage struct {
+	message
+	cmd redis.BoolCmd
+}
+
+// evalMessage is a call of a script.
+type evalMessage struct {
+	message
+	cmd redis.Cmd
 }
 
 func (s *single) Acquire(ctx context.Context, r Request) (Reply, error) {
 	if r.Again || r.Fence != FenceOff {
 		return s.acquireByScript(ctx, r)
 	}
-	m := &message{token: r.Token}
-	args := append(m.args[:0], "set", r.Key.Lock, &m.token, "px", r.TTL.Milliseconds(), "nx")
-	cmd := redis.NewBoolCmd(ctx, args...)
-	m.Cmder = cmd
-	if err := outcome(s.client.Process(ctx, &m.Message)); err != nil {
+	m := &setMessage{message: message{token: r.Token, ttl: r.TTL.Milliseconds()}}
+	m.cmd = *redis.NewBoolCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)
+	m.Cmder = &m.cmd
+	if err := outcome(s.client.Process(ctx, &m.Message, r.Limit)); err != nil {
 		return Reply{}, err
 	}
-	if !cmd.Val() {
+	if !m.cmd.Val() {
 		return Reply{}, ErrHeld
 	}
 	return Reply{}, nil
 }
 
 func (s *single) acquireByScript(ctx context.Context, r Request) (Reply, error) {
-	m := &message{token: r.Token}
+	m := &evalMessage{message: message{token: r.Token, ttl: r.TTL.Milliseconds()}}
 	args := m.call(acquireScript, 1)
 	if r.Fence == FenceOff {
-		args = append(args, r.Key.Lock, &m.token, r.TTL.Milliseconds())
+		args = append(args, r.Key.Lock, &m.token, &m.ttl)
 	} else {
 		args[2] = 2
-		args = append(args, r.Key.Lock, r.Key.Fence, &m.token, r.TTL.Milliseconds(), r.Count+1, r.Fence.arg())
+		args = append(args, r.Key.Lock, r.Key.Fence, &m.token, &m.ttl, r.Count+1, r.Fence.arg())
 	}
-	reply, err := s.eval(ctx, m, acquireScript, args)
+	reply, err := s.eval(ctx, m, acquireScript, args, r.Limit)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -356,19 +374,30 @@ func (f FenceMode) arg() string {
 // readAcquired reads acquireScript's reply.
 func readAcquired(reply any) (Reply, error) {
 	own := false
-	if list, ok := reply.([]any); ok && len(list) == 1 {
-		reply, own = list[0], true
-	}
-	if remaining, ok := reply.(int64); ok {
-		if remaining == 0 {
-			remaining = 1 // less than that is left, but it is known
+	if list, ok := reply.([]any); ok {
+		if len(list) == 2 {
+			return readHeld(list)
 		}
-		return Reply{Remaining: time.Duration(remaining) * time.Millisecond}, ErrHeld
+		if len(list) == 1 {
+			reply, own = list[0], true
+		}
 	}
 	if fence, ok := readFence(reply); ok {
 		return Reply{Fence: fence, Own: own}, nil
 	}
 	return Reply{}, unexpected(reply)
+}
+
+func readHeld(list []any) (Reply, error) {
+	remaining, ok := list[0].(int64)
+	holder, ok2 := list[1].(string)
+	if !ok || !ok2 {
+		return Reply{}, unexpected(list)
+	}
+	if remaining == 0 {
+		remaining = 1 // less than that is left, but it is known
+	}
+	return Reply{Remaining: time.Duration(remaining) * time.Millisecond, Holder: holder}, ErrHeld
 }
 
 func readFence(reply any) (Fence, bool) {
@@ -380,19 +409,19 @@ func readFence(reply any) (Fence, bool) {
 func unexpected(reply any) error { return fmt.Errorf("%w: unexpected reply %v", ErrUnknown, reply) }
 
 func (s *single) Release(ctx context.Context, r Request) (Reply, error) {
-	m := &message{token: r.Token, from: r.From}
+	m := &evalMessage{message: message{token: r.Token, from: r.From}}
 	sc := releaseScript
 	if r.Hold > 0 {
 		sc = holdScript
 	}
-	if s.quiet.Load() {
+	if r.Quiet || s.quiet.Load() {
 		m.from = tellNobody
 	}
 	args := append(m.call(sc, 1), r.Key.Lock, &m.token, &m.from)
 	if r.Hold > 0 {
 		args = append(args, r.Token+":done", r.Hold.Milliseconds()+1)
 	}
-	reply, err := s.eval(ctx, m, sc, args)
+	reply, err := s.eval(ctx, m, sc, args, r.Limit)
 	if isWrongType(err) || reply == int64(0) {
 		return Reply{}, ErrLost
 	}
@@ -436,20 +465,19 @@ func (m *message) call(sc *script, keys int) []any {
 }
 
 // eval sends args, which begin with call: by hash, and with the text if the server does not know the hash.
-func (s *single) eval(ctx context.Context, m *message, sc *script, args []any) (any, error) {
-	cmd := redis.NewCmd(ctx, args...)
-	m.Cmder = cmd
-	err := s.client.Process(ctx, &m.Message)
+func (s *single) eval(ctx context.Context, m *evalMessage, sc *script, args []any, limit time.Duration) (any, error) {
+	m.cmd = *redis.NewCmd(ctx, args...)
+	m.Cmder = &m.cmd
+	err := s.client.Process(ctx, &m.Message, limit)
 	if call.HasCode(err, "NOSCRIPT") {
 		args[0], args[1] = "eval", sc.text
-		cmd = redis.NewCmd(ctx, args...)
-		m.Cmder = cmd
-		err = s.client.Process(ctx, &m.Message)
+		m.cmd = *redis.NewCmd(ctx, args...)
+		err = s.client.Process(ctx, &m.Message, limit)
 	}
 	if err = outcome(err); err != nil {
 		return nil, err // the command may still be running: it must not be read
 	}
-	return cmd.Val(), nil
+	return m.cmd.Val(), nil
 }
 
 // Renew sends one pipeline for each primary, side by side: a pipeline over several shards returns only when the
@@ -502,14 +530,14 @@ func (s *single) renewGroup(ctx context.Context, rs []Request, group []int, text
 // renewal is the command that renews, or prolongs if grants are to follow, by the script's hash or its text.
 func (r *Request) renewal(text bool) []any {
 	sc := renewScript
-	if r.Count > 0 {
+	if r.Count > 0 || r.Floor > 0 {
 		sc = prolongScript
 	}
 	eval, by := "evalsha", sc.sha
 	if text {
 		eval, by = "eval", sc.text
 	}
-	if r.Count == 0 || r.Fence == FenceOff {
+	if sc == renewScript || r.Fence == FenceOff {
 		return []any{eval, by, 1, r.Key.Lock, &r.Token, r.TTL.Milliseconds()}
 	}
 	return []any{

@@ -24,6 +24,7 @@ Scenarios, all by default:
   slow         the same with a millisecond added to each round trip
   processes    the same in several processes of eight goroutines
   poller       a client that only asks now and then, against a busy process
+  redlock      a quorum of 3 and 5 nodes, beside redsync
   handoff      from the call of release to the next holder, within a process and between two
 
 It starts a redis-server of its own, unless REDIS_URL names one.
@@ -70,10 +71,10 @@ type config struct {
 func run(ctx context.Context, c config, names []string) error {
 	scenarios := map[string]func(context.Context, config) error{
 		"uncontended": uncontended, "holding": holding, "contended": contended, "slow": slowLink, "processes": processes,
-		"handoff": handoff, "poller": poller,
+		"handoff": handoff, "poller": poller, "redlock": quorum,
 	}
 	if len(names) == 0 {
-		names = []string{"uncontended", "holding", "contended", "slow", "processes", "handoff", "poller"}
+		names = []string{"uncontended", "holding", "contended", "slow", "processes", "handoff", "poller", "redlock"}
 	}
 	for _, name := range names {
 		if scenarios[name] == nil {

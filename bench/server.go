@@ -18,30 +18,47 @@ func server(ctx context.Context) (url string, stop func(), err error) {
 	if url = os.Getenv("REDIS_URL"); url != "" {
 		return url, func() {}, nil
 	}
+	s, err := startServer(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	return s.url, s.stop, nil
+}
+
+// local is a redis-server that was started here.
+type local struct {
+	url string
+	cmd *exec.Cmd
+}
+
+func startServer(ctx context.Context) (*local, error) {
 	bin, err := exec.LookPath("redis-server")
 	if err != nil {
-		return "", nil, errors.New("no redis-server here: set REDIS_URL, or install one (Debian: apt-get install redis-server)")
+		return nil, errors.New("no redis-server here: set REDIS_URL, or install one (Debian: apt-get install redis-server)")
 	}
 	port, err := freePort()
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	var out bytes.Buffer
-	cmd := exec.Command(bin, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no")
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		return "", nil, err
+	s := &local{
+		url: "redis://127.0.0.1:" + port,
+		cmd: exec.Command(bin, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
 	}
-	stop = func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+	s.cmd.Stdout, s.cmd.Stderr = &out, &out
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
 	}
-	url = "redis://127.0.0.1:" + port
-	if err := ping(ctx, url); err != nil {
-		stop()
-		return "", nil, fmt.Errorf("redis-server does not answer: %w\n%s", err, out.String())
+	if err := ping(ctx, s.url); err != nil {
+		s.stop()
+		return nil, fmt.Errorf("redis-server does not answer: %w\n%s", err, out.String())
 	}
-	return url, stop, nil
+	return s, nil
+}
+
+func (s *local) stop() {
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
 }
 
 func freePort() (string, error) {

@@ -69,25 +69,30 @@ func obeysDeadlines(rdb redis.UniversalClient) bool {
 	return false
 }
 
-// Process sends m. The error is the command's own, or says that the caller left; ClassOf tells what it means for the
-// outcome. If it is an *Abandoned, the command may still run: its reply must not be read.
-func (c Client) Process(ctx context.Context, m *Message) error {
+// Process sends m, which may take as long as limit or, if that is zero, Limit. The error is the command's own, or says
+// that the caller left; ClassOf tells what it means for the outcome. If it is an *Abandoned, the command may still run:
+// its reply must not be read.
+func (c Client) Process(ctx context.Context, m *Message, limit time.Duration) error {
+	free := limit == 0 && ctx.Done() == nil
+	if limit == 0 {
+		limit = Limit
+	}
 	switch {
 	case ctx.Err() != nil:
 		return &Abandoned{cause: ContextError(ctx), unsent: true}
 	case c.inline:
-		return c.inPlace(ctx, m)
-	case ctx.Done() == nil:
+		return c.inPlace(ctx, m, limit)
+	case free:
 		return c.rdb.Process(ctx, m)
 	default:
-		return detached(ctx, Limit, func(ctx context.Context) error { return c.rdb.Process(ctx, m) })
+		return detached(ctx, limit, func(ctx context.Context) error { return c.rdb.Process(ctx, m) })
 	}
 }
 
 // inPlace sends m in the caller's goroutine.
-func (c Client) inPlace(ctx context.Context, m *Message) error {
+func (c Client) inPlace(ctx context.Context, m *Message, limit time.Duration) error {
 	m.read = false
-	m.room.reset(ctx)
+	m.room.reset(ctx, limit)
 	err := c.rdb.Process(&m.room, m)
 	if m.room.stop != nil {
 		m.room.stop()
@@ -96,7 +101,7 @@ func (c Client) inPlace(ctx context.Context, m *Message) error {
 		return nil
 	}
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && !time.Now().Before(m.room.limit) {
-		err = errLimit
+		err = errLimit(limit)
 	}
 	if !m.read {
 		return &Abandoned{cause: err, unsent: true}
@@ -149,7 +154,7 @@ func detached(ctx context.Context, limit time.Duration, send func(context.Contex
 	case err := <-result:
 		return endOf(ctx, err)
 	case <-timer.C:
-		return &Abandoned{cause: errLimit}
+		return &Abandoned{cause: errLimit(limit)}
 	case <-ctx.Done():
 		timer.Reset(grace)
 	}
@@ -161,7 +166,7 @@ func detached(ctx context.Context, limit time.Duration, send func(context.Contex
 	}
 }
 
-var errLimit = fmt.Errorf("no answer within %v", Limit)
+func errLimit(limit time.Duration) error { return fmt.Errorf("no answer within %v", limit) }
 
 // endOf turns the i/o timeout that a deadline causes into the context's own error. The socket's deadline may strike a
 // moment before the context's timer does, so the clock decides. A server's answer is left as it is.
@@ -199,8 +204,8 @@ type limited struct {
 	stop  context.CancelFunc
 }
 
-func (c *limited) reset(ctx context.Context) {
-	c.Context, c.limit = ctx, time.Now().Add(Limit)
+func (c *limited) reset(ctx context.Context, limit time.Duration) {
+	c.Context, c.limit = ctx, time.Now().Add(limit)
 	c.asked, c.timed, c.stop = false, nil, nil
 }
 

@@ -21,7 +21,7 @@ import (
 )
 
 func get(ctx context.Context, c call.Client) error {
-	return c.Process(ctx, &call.Message{Cmder: redis.NewCmd(ctx, "get", "k")})
+	return c.Process(ctx, &call.Message{Cmder: redis.NewCmd(ctx, "get", "k")}, 0)
 }
 
 func TestACommandIsSentAtMostOnce(t *testing.T) {

@@ -28,10 +28,13 @@ func Mini(tb testing.TB) *miniredis.Miniredis {
 // that exhausts the pool belongs outside.
 func MiniClient(tb testing.TB, m *miniredis.Miniredis, opts ...func(*redis.Options)) *redis.Client {
 	tb.Helper()
-	return newClient(tb, noAddr, func(context.Context, string, string) (net.Conn, error) { return dialMini(m) }, opts)
+	return newClient(tb, noAddr, func(ctx context.Context, _, _ string) (net.Conn, error) { return dialMini(ctx, m) }, opts)
 }
 
-func dialMini(m *miniredis.Miniredis) (net.Conn, error) {
+func dialMini(ctx context.Context, m *miniredis.Miniredis) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
 	conn, err := m.Dial()
 	if err != nil {
 		return nil, err

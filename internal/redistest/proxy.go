@@ -97,8 +97,8 @@ func (p *Proxy) Dial(ctx context.Context, network, _ string) (net.Conn, error) {
 // awaitDial returns nil once connections may be made.
 func (p *Proxy) awaitDial(ctx context.Context) error {
 	gate := p.gate()
-	if gate == nil {
-		return nil // connect finds out about RefuseAll
+	if ctx.Err() != nil || gate == nil {
+		return ctx.Err() // nil: connect finds out about RefuseAll
 	}
 	select {
 	case <-gate:

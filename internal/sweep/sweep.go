@@ -129,11 +129,11 @@ func (s *Sweeper) doneLocked() {
 	}
 }
 
-// Idle tells whether no task is left.
-func (s *Sweeper) Idle() bool {
+// Left returns how many tasks are not finished.
+func (s *Sweeper) Left() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.left == 0
+	return s.left
 }
 
 // Wait returns nil when no task is left, or ctx's error.

@@ -1,0 +1,153 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed-b640e7e9/lock"
+	"github.com/seed-b640e7e9/lock/internal/sweep"
+)
+
+const (
+	inFlight  = 512  // commands to a node at a time: beyond that it counts as failed at once
+	sweeps    = 8    // clean-ups of a node at a time
+	maxSweeps = 1024 // and waiting for that: beyond it a key is left to its TTL
+
+	maxPatience = time.Second
+)
+
+// patience is how long one node is given for a command: well under the TTL, so that a silent one costs no lease.
+func patience(ttl time.Duration) time.Duration {
+	return min(max(ttl/20, 250*time.Millisecond), ttl/2, maxPatience)
+}
+
+// node is one of the nodes, and what is under way there.
+type node struct {
+	lock.Store
+	index   int
+	busy    atomic.Int32 // commands
+	sweeper *sweep.Sweeper
+}
+
+// enter tells whether a command may be sent; then leave must follow.
+func (n *node) enter() bool {
+	if n.busy.Add(1) <= inFlight {
+		return true
+	}
+	n.leave()
+	return false
+}
+
+func (n *node) leave() { n.busy.Add(-1) }
+
+// clear releases at the node, in the background, until that has worked. If the key may come yet, finding none is not
+// enough.
+func (n *node) clear(r lock.Request, until time.Time, mayCome bool) {
+	if n.sweeper.Left() >= maxSweeps {
+		return
+	}
+	n.sweeper.Add(sweep.Task{Until: until, Do: func(ctx context.Context) bool {
+		_, err := n.Release(ctx, r)
+		return err == nil || !mayCome && errors.Is(err, lock.ErrLost) || lock.IsPermanent(err)
+	}})
+}
+
+// quorum is the Store over all nodes. Whatever it asks it asks them at the same time, and answers as soon as that is
+// decided.
+type quorum struct {
+	nodes []*node
+	need  int
+	all   set
+	votes sync.Pool
+
+	mu     sync.Mutex        // guards all below
+	tokens map[string]*token // of which some node may have more to say
+	busy   int               // calls of nodes that have not returned
+	idle   chan struct{}     // closed when busy becomes 0; nil while nobody waits for that
+}
+
+var _ lock.Store = (*quorum)(nil)
+
+func newQuorum(stores []lock.Store) *quorum {
+	q := &quorum{need: len(stores)/2 + 1, all: 1<<len(stores) - 1, tokens: map[string]*token{}}
+	for i, s := range stores {
+		q.nodes = append(q.nodes, &node{Store: s, index: i, sweeper: sweep.New(sweeps, maxPatience)})
+	}
+	q.votes.New = func() any { return newVote(q) }
+	return q
+}
+
+func (q *quorum) count(n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.countLocked(n)
+}
+
+func (q *quorum) countLocked(n int) {
+	q.busy += n
+	if q.busy == 0 && q.idle != nil {
+		close(q.idle)
+		q.idle = nil
+	}
+}
+
+// Wait waits for all that goes on in the background, at each node.
+func (q *quorum) Wait(ctx context.Context) error {
+	for {
+		if err := q.wait(ctx); err != nil {
+			return err
+		}
+		for _, n := range q.nodes {
+			if err := n.sweeper.Wait(ctx); err != nil {
+				return err
+			}
+			if err := n.Store.Wait(ctx); err != nil {
+				return err
+			}
+		}
+		if q.still() {
+			return nil
+		}
+	}
+}
+
+func (q *quorum) wait(ctx context.Context) error {
+	q.mu.Lock()
+	if q.busy == 0 {
+		q.mu.Unlock()
+		return nil
+	}
+	if q.idle == nil {
+		q.idle = make(chan struct{})
+	}
+	idle := q.idle
+	q.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (q *quorum) still() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, n := range q.nodes {
+		if n.sweeper.Left() > 0 {
+			return false
+		}
+	}
+	return q.busy == 0
+}
+
+// set is a set of nodes, a bit for each.
+type set uint16
+
+func (s set) has(i int) bool { return s>>i&1 == 1 }
+
+func (s *set) add(i int)    { *s |= 1 << i }
+func (s *set) remove(i int) { *s &^= 1 << i }

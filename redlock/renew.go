@@ -1,0 +1,135 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/seed-b640e7e9/lock"
+)
+
+// Renew counts the nodes that hold the token now. While they are a quorum, nodes that have lost it get it again.
+func (q *quorum) Renew(ctx context.Context, rs []lock.Request, done func(int, lock.Reply, error)) {
+	var wg sync.WaitGroup
+	var plain []int
+	for i, r := range rs {
+		if r.Count == 0 {
+			plain = append(plain, i)
+			continue
+		}
+		wg.Go(func() {
+			reply, err := q.prolong(ctx, r)
+			done(i, reply, err)
+		})
+	}
+	if len(plain) > 0 {
+		q.renew(ctx, rs, plain, done)
+	}
+	wg.Wait()
+}
+
+// prolong reserves fences. The block that ends with the highest answer lies above all that was granted before, as each
+// quorum has a node of the one that agreed last.
+func (q *quorum) prolong(ctx context.Context, r lock.Request) (lock.Reply, error) {
+	r.Limit = patience(r.TTL)
+	v := q.ask(ctx, renewing, r, q.all)
+	defer v.free()
+	v.wait(ctx)
+	if !v.won() {
+		return lock.Reply{}, v.loss(ctx)
+	}
+	reply := lock.Reply{Listeners: v.listeners()}
+	if r.Fence == lock.FenceOff {
+		return reply, nil
+	}
+	var err error
+	reply.Fence, err = q.agree(ctx, v)
+	return reply, err
+}
+
+// batch is a renewal of many leases at once: one pipeline a node.
+type batch struct {
+	q    *quorum
+	rs   []lock.Request
+	done func(k int, err error)
+
+	mu      sync.Mutex // guards all below
+	tallies []tally
+	left    sync.WaitGroup // of leases that are not decided
+}
+
+// tally is the count of one lease.
+type tally struct {
+	count
+	token   *token
+	settled bool
+}
+
+// renew renews the leases of rs that are named by their indexes.
+func (q *quorum) renew(ctx context.Context, rs []lock.Request, which []int, done func(int, lock.Reply, error)) {
+	b := &batch{
+		q: q, rs: make([]lock.Request, len(which)), tallies: make([]tally, len(which)),
+		done: func(k int, err error) { done(which[k], lock.Reply{}, err) },
+	}
+	answers := make([]answer, len(which)*len(q.nodes))
+	for k, i := range which {
+		b.rs[k] = rs[i]
+		own := answers[k*len(q.nodes):][:len(q.nodes)]
+		b.tallies[k] = tally{count: count{need: q.need, open: q.all, answers: own}, token: q.round(rs[i].Token)}
+	}
+	b.left.Add(len(which))
+	q.count(len(q.nodes))
+	for i := range q.nodes {
+		go b.ask(ctx, i)
+	}
+	b.left.Wait()
+}
+
+// ask renews at one node. What is under way when ctx ends goes on for a while: it says whether the node has the token.
+func (b *batch) ask(ctx context.Context, i int) {
+	defer b.q.count(-1)
+	n := b.q.nodes[i]
+	if !n.enter() {
+		for k := range b.rs {
+			b.answer(ctx, k, i, errBusy)
+		}
+		return
+	}
+	defer n.leave()
+	limited, cancel := context.WithTimeout(ctx, max(patience(b.rs[0].TTL), b.rs[0].TTL/3))
+	defer cancel()
+	n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) { b.answer(ctx, k, i, err) })
+}
+
+// answer counts what node i said of lease k.
+func (b *batch) answer(ctx context.Context, k, i int, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := &b.tallies[k]
+	t.add(i, lock.Reply{}, err)
+	if t.won() {
+		b.restore(k, t)
+	}
+	if !t.settled && t.done() {
+		t.settled = true
+		err := error(nil)
+		if !t.won() {
+			err = t.loss(ctx)
+		}
+		b.done(k, err)
+		b.left.Done()
+	}
+	if t.open == 0 {
+		b.q.endRound(b.rs[k].Token, t.token)
+	}
+}
+
+// restore gives the token back to the nodes that have lost it.
+func (b *batch) restore(k int, t *tally) {
+	for i, a := range t.answers {
+		if t.lost.has(i) && errors.Is(a.err, lock.ErrLost) {
+			b.q.install(b.rs[k], t.token, i)
+		}
+	}
+	t.lost = 0
+}

@@ -1,0 +1,348 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/seed-b640e7e9/lock"
+)
+
+// op is what nodes are asked for.
+type op struct {
+	call func(lock.Store, context.Context, lock.Request) (lock.Reply, error)
+	// after, if any, sees each answer, also those that nobody waits for any more.
+	after func(v *vote, i int, err error)
+}
+
+var (
+	taking   = &op{lock.Store.Acquire, func(v *vote, i int, err error) { v.q.took(&v.req, i, err) }}
+	renewing = &op{renewOne, nil}
+	giving   = &op{lock.Store.Release, (*vote).gave}
+)
+
+// renewOne renews one lease.
+func renewOne(s lock.Store, ctx context.Context, r lock.Request) (reply lock.Reply, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.Limit)
+	defer cancel()
+	s.Renew(ctx, []lock.Request{r}, func(_ int, a lock.Reply, e error) { reply, err = a, e })
+	return reply, err
+}
+
+// vote is one question to several nodes, and the count of their answers. Votes are used again, as all that they are made
+// of would cost more than the rest of an acquire.
+type vote struct {
+	q       *quorum
+	calls   []func()      // one for each node, to be run in a goroutine
+	decided chan struct{} // gets a value when it is, once
+	ctx     values
+	op      *op
+	req     lock.Request
+
+	mu   sync.Mutex // guards all below; the count is the asker's alone after wait
+	uses int        // the asker, and the calls that have not returned
+	left bool       // nothing is counted any more
+	count
+	doubt set // of a release: nodes where the key may come yet
+}
+
+// count is the state of a vote.
+type count struct {
+	need    int
+	open    set      // nodes that have not answered
+	answers []answer // of the others
+	yes     set
+	held    set
+	lost    set
+	unknown set
+}
+
+// answer is what one node said.
+type answer struct {
+	reply lock.Reply
+	err   error
+}
+
+// values is a context with nothing but the values of another: a call goes on when the asker has left, for as long as
+// the request's Limit, as what it finds out spares a clean-up.
+type values struct{ context.Context }
+
+func (values) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (values) Done() <-chan struct{}       { return nil }
+func (values) Err() error                  { return nil }
+
+func newVote(q *quorum) *vote {
+	v := &vote{q: q, decided: make(chan struct{}, 1), count: count{answers: make([]answer, len(q.nodes))}}
+	for i := range q.nodes {
+		v.calls = append(v.calls, func() { v.call(i) })
+	}
+	return v
+}
+
+// open prepares a vote of the nodes that nobody has been asked in yet. The asker has to free it.
+func (q *quorum) open(ctx context.Context, o *op, r lock.Request, nodes set) *vote {
+	v := q.votes.Get().(*vote)
+	v.ctx, v.op, v.req = values{ctx}, o, r
+	v.uses, v.left, v.doubt = 1+nodes.len(), false, 0
+	v.count = count{need: q.need, open: nodes, answers: v.answers}
+	q.count(nodes.len())
+	return v
+}
+
+func (s set) len() int { return bits.OnesCount16(uint16(s)) }
+
+// start asks nodes.
+func (v *vote) start(nodes set) {
+	for i := range v.calls {
+		if nodes.has(i) {
+			go v.calls[i]()
+		}
+	}
+}
+
+// ask opens a vote and starts it.
+func (q *quorum) ask(ctx context.Context, o *op, r lock.Request, nodes set) *vote {
+	v := q.open(ctx, o, r, nodes)
+	v.start(nodes)
+	return v
+}
+
+var errBusy = errors.New("too many commands under way")
+
+// call asks one node.
+func (v *vote) call(i int) {
+	n := v.q.nodes[i]
+	if !n.enter() {
+		v.answer(i, lock.Reply{}, errBusy)
+		return
+	}
+	reply, err := v.op.call(n.Store, &v.ctx, v.req)
+	n.leave()
+	v.answer(i, reply, err)
+}
+
+// answer counts what a node said.
+func (v *vote) answer(i int, reply lock.Reply, err error) {
+	v.mu.Lock()
+	if !v.left {
+		before := v.done()
+		v.add(i, reply, err)
+		if !before && v.done() {
+			v.decided <- struct{}{}
+		}
+	}
+	v.mu.Unlock()
+	if v.op.after != nil {
+		v.op.after(v, i, err)
+	}
+	v.q.count(-1)
+	v.free()
+}
+
+func (c *count) add(i int, reply lock.Reply, err error) {
+	c.answers[i] = answer{reply, err}
+	c.open.remove(i)
+	switch {
+	case err == nil:
+		c.yes.add(i)
+	case errors.Is(err, lock.ErrHeld):
+		c.held.add(i)
+	case errors.Is(err, lock.ErrLost):
+		c.lost.add(i)
+	case errors.Is(err, lock.ErrUnknown):
+		c.unknown.add(i)
+	}
+}
+
+// done tells whether the answers to come can change nothing.
+func (c *count) done() bool {
+	yes, no, open := c.yes.len(), (c.held | c.lost).len(), c.open.len()
+	return yes >= c.need || yes+open < c.need && (no >= c.need || no+open < c.need)
+}
+
+// wait returns when the vote is decided, or ctx ends. From then on answers are not counted.
+func (v *vote) wait(ctx context.Context) {
+	if ctx.Err() == nil {
+		select {
+		case <-v.decided:
+		case <-ctx.Done():
+		}
+	}
+	v.leave()
+}
+
+// leave ends the counting.
+func (v *vote) leave() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.left = true
+	select {
+	case <-v.decided:
+	default:
+	}
+}
+
+// free ends one use of the vote.
+func (v *vote) free() {
+	v.mu.Lock()
+	v.uses--
+	last := v.uses == 0
+	v.mu.Unlock()
+	if last {
+		clear(v.answers)
+		v.ctx, v.req = values{}, lock.Request{}
+		v.q.votes.Put(v)
+	}
+}
+
+// won tells whether a quorum has said yes.
+func (c *count) won() bool { return c.yes.len() >= c.need }
+
+// errs joins what the nodes said that did not say yes.
+func (c *count) errs() error {
+	var errs []error
+	for i, a := range c.answers {
+		if a.err != nil {
+			errs = append(errs, &NodeError{i, a.err})
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// permanent tells whether waiting can't bring a quorum, as too many nodes refuse for good.
+func (c *count) permanent() bool {
+	n := 0
+	for _, a := range c.answers {
+		if lock.IsPermanent(a.err) {
+			n++
+		}
+	}
+	return n > len(c.answers)-c.need
+}
+
+// noQuorum is the error of a vote that too few nodes took part in.
+func (c *count) noQuorum() error {
+	err := fmt.Errorf("%w: %w", ErrNoQuorum, strip(c.errs()))
+	if c.permanent() {
+		return lock.Permanent(err)
+	}
+	return err
+}
+
+// refusal is the error of a failed vote on a lock.
+func (c *count) refusal(ctx context.Context) error {
+	switch {
+	case c.oneHolder() >= c.need:
+		return fmt.Errorf("%w: %w", lock.ErrHeld, c.errs())
+	case !c.done():
+		return fmt.Errorf("%w: no quorum of answers: %w", lock.ErrUnknown, errors.Join(context.Cause(ctx), strip(c.errs())))
+	case c.split():
+		return fmt.Errorf("%w: %w", ErrSplit, strip(c.errs()))
+	default:
+		return c.noQuorum()
+	}
+}
+
+// split tells whether enough nodes answered, but not for one and the same.
+func (c *count) split() bool { return c.taken() && c.oneHolder() < c.need }
+
+// taken tells whether enough nodes answered, but said no.
+func (c *count) taken() bool { return (c.yes | c.held).len() >= c.need }
+
+// own tells whether a node had the token before.
+func (c *count) own() bool {
+	for i, a := range c.answers {
+		if c.yes.has(i) && a.reply.Own {
+			return true
+		}
+	}
+	return false
+}
+
+// oneHolder returns at how many nodes the most successful other holds the lock, as far as they tell.
+func (c *count) oneHolder() int {
+	most := 0
+	holders := map[string]int{}
+	for i, a := range c.answers {
+		if c.held.has(i) && a.reply.Holder != "" {
+			holders[a.reply.Holder]++
+			most = max(most, holders[a.reply.Holder])
+		}
+	}
+	return most
+}
+
+// loss is the error of a failed vote about a lease: lost if a quorum can't hold the token, else unknown or what the nodes
+// say.
+func (c *count) loss(ctx context.Context) error {
+	switch {
+	case c.lost.len() >= c.need:
+		return fmt.Errorf("%w: %w", lock.ErrLost, c.errs())
+	case !c.done() || c.unknown != 0 || c.yes != 0: // some nodes have done it, or may have
+		return fmt.Errorf("%w: %w", lock.ErrUnknown, errors.Join(context.Cause(ctx), strip(c.errs())))
+	default:
+		return c.noQuorum()
+	}
+}
+
+// remaining is when the vote may be won: when as many leases have ended as the quorum lacks. Zero if it is not known.
+func (c *count) remaining() time.Duration {
+	var ends []time.Duration
+	for i, a := range c.answers {
+		if c.held.has(i) && a.reply.Remaining > 0 {
+			ends = append(ends, a.reply.Remaining)
+		}
+	}
+	lacking := c.need - c.yes.len()
+	if lacking > len(ends) {
+		return 0
+	}
+	slices.Sort(ends)
+	return ends[lacking-1]
+}
+
+// highest returns the highest fence, and how many nodes have given just that.
+func (c *count) highest() (f lock.Fence, agree int) {
+	for i, a := range c.answers {
+		switch {
+		case !c.yes.has(i) || a.reply.Fence < f:
+		case a.reply.Fence > f:
+			f, agree = a.reply.Fence, 1
+		default:
+			agree++
+		}
+	}
+	return f, agree
+}
+
+// listeners returns the most that a node has counted, or -1 if one does not tell.
+func (c *count) listeners() int {
+	most := 0
+	for i, a := range c.answers {
+		if c.yes.has(i) {
+			if a.reply.Listeners < 0 {
+				return -1
+			}
+			most = max(most, a.reply.Listeners)
+		}
+	}
+	return most
+}
+
+// strip hides from errors.Is what is true of some node but not of the lock: it is neither held, nor lost, nor unknown,
+// as all that was taken is given back.
+func strip(err error) error {
+	if err == nil {
+		return nil
+	}
+	return stripped{err}
+}
+
+type stripped struct{ error }
+
+func (s stripped) Is(error) bool      { return false }
+func (s stripped) As(target any) bool { return errors.As(s.error, target) }
