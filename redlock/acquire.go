@@ -85,7 +85,7 @@ func (q *quorum) agree(ctx context.Context, v *vote) (lock.Fence, error) {
 	defer back.free()
 	back.wait(ctx)
 	if !back.won() {
-		return 0, fmt.Errorf("the fence was not written back: %w", back.loss(ctx))
+		return 0, fmt.Errorf("the fence was not written back: %w", back.noQuorum())
 	}
 	return f, nil
 }

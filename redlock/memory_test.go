@@ -16,6 +16,7 @@ import (
 type memory struct {
 	rate  float64                               // of its clock
 	eaten func(ttl time.Duration) time.Duration // how much earlier than asked keys end; nil: not
+	blind bool                                  // it writes fences back whoever holds the key
 
 	mu       sync.Mutex // guards all below
 	began    time.Time
@@ -159,6 +160,10 @@ func (m *memory) acquire(r lock.Request) (lock.Reply, error) {
 func (m *memory) renew(r lock.Request) (lock.Reply, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.blind && r.Floor > 0 && r.Count == 0 {
+		m.counters[r.Key.Fence] = r.Floor
+		return lock.Reply{Fence: r.Floor}, nil
+	}
 	if held, ok := m.holderLocked(r.Key.Lock); !ok || held.token != r.Token {
 		return lock.Reply{}, lock.ErrLost
 	}
@@ -195,10 +200,16 @@ func (m *memory) release(r lock.Request) (lock.Reply, error) {
 // link is the way of one process to a node: a Store whose messages take their time, and get lost.
 type link struct {
 	*memory
-	mu   sync.Mutex // guards all below
-	rnd  *rand.Rand
-	slow time.Duration // each message takes up to that
-	lose float64       // and is lost with this probability
+	mu    sync.Mutex // guards all below
+	rnd   *rand.Rand
+	least time.Duration // each message takes that
+	slow  time.Duration // and up to that in addition
+	lose  float64       // and is lost with this probability
+
+	refusal error         // of all that is asked
+	renewal time.Duration // how long the request of a renewal takes in addition
+	busy    int           // calls under way
+	most    int           // the most there were
 }
 
 var _ lock.Store = (*link)(nil)
@@ -213,33 +224,45 @@ func (l *link) set(slow time.Duration, lose float64) {
 func (l *link) message() (takes time.Duration, lost bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Duration(l.rnd.Int64N(int64(l.slow) + 1)), l.rnd.Float64() < l.lose
+	return l.least + time.Duration(l.rnd.Int64N(int64(l.slow)+1)), l.rnd.Float64() < l.lose
 }
 
 var errRefused = errors.New("connection refused")
 
+func (l *link) enter(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.busy += n
+	l.most = max(l.most, l.busy)
+}
+
 // do sends f to the node and waits for what it says, for as long as limit and ctx let it.
-func (l *link) do(ctx context.Context, limit time.Duration, f func() (lock.Reply, error)) (lock.Reply, error) {
+func (l *link) do(ctx context.Context, limit, extra time.Duration, f func() (lock.Reply, error)) (lock.Reply, error) {
 	if ctx.Err() != nil {
 		return lock.Reply{}, ctx.Err()
+	}
+	if l.refusal != nil {
+		return lock.Reply{}, l.refusal
 	}
 	if l.refuses() {
 		return lock.Reply{}, errRefused
 	}
+	l.enter(1)
+	defer l.enter(-1)
 	type answer struct {
 		reply lock.Reply
 		err   error
 	}
 	answers := make(chan answer, 1)
-	after := func(then func()) {
+	after := func(extra time.Duration, then func()) {
 		if takes, lost := l.message(); !lost {
-			time.AfterFunc(takes, then)
+			time.AfterFunc(takes+extra, then)
 		}
 	}
-	after(func() {
+	after(extra, func() {
 		l.arrive(func() {
 			reply, err := f()
-			after(func() { answers <- answer{reply, err} })
+			after(0, func() { answers <- answer{reply, err} })
 		})
 	})
 	if limit == 0 {
@@ -257,16 +280,16 @@ func (l *link) do(ctx context.Context, limit time.Duration, f func() (lock.Reply
 }
 
 func (l *link) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error) {
-	return l.do(ctx, r.Limit, func() (lock.Reply, error) { return l.acquire(r) })
+	return l.do(ctx, r.Limit, 0, func() (lock.Reply, error) { return l.acquire(r) })
 }
 
 func (l *link) Release(ctx context.Context, r lock.Request) (lock.Reply, error) {
-	return l.do(ctx, r.Limit, func() (lock.Reply, error) { return l.release(r) })
+	return l.do(ctx, r.Limit, 0, func() (lock.Reply, error) { return l.release(r) })
 }
 
 func (l *link) Renew(ctx context.Context, rs []lock.Request, done func(int, lock.Reply, error)) {
 	for i, r := range rs {
-		reply, err := l.do(ctx, time.Hour, func() (lock.Reply, error) { return l.renew(r) })
+		reply, err := l.do(ctx, time.Hour, l.renewal, func() (lock.Reply, error) { return l.renew(r) })
 		done(i, reply, err)
 	}
 }
@@ -278,7 +301,7 @@ func (l *link) Listen(ctx context.Context, key lock.Key, wake func(from string))
 			time.AfterFunc(takes, func() { wake(from) })
 		}
 	}
-	_, err := l.do(ctx, 0, func() (lock.Reply, error) {
+	_, err := l.do(ctx, 0, 0, func() (lock.Reply, error) {
 		l.memory.mu.Lock()
 		defer l.memory.mu.Unlock()
 		if l.ears[key.Lock] == nil {

@@ -12,9 +12,11 @@ import (
 )
 
 const (
-	inFlight  = 512  // commands to a node at a time: beyond that it counts as failed at once
+	inFlight  = 512  // commands under way at a node that does not answer: beyond that it counts as failed at once
 	sweeps    = 8    // clean-ups of a node at a time
 	maxSweeps = 1024 // and waiting for that: beyond it a key is left to its TTL
+
+	deaf = 100 * time.Millisecond // a node that has answered nothing for so long does not answer
 
 	maxPatience = time.Second
 )
@@ -27,21 +29,27 @@ func patience(ttl time.Duration) time.Duration {
 // node is one of the nodes, and what is under way there.
 type node struct {
 	lock.Store
-	index   int
 	busy    atomic.Int32 // commands
+	began   time.Time
+	heard   atomic.Int64 // when it last answered, in nanoseconds since began
 	sweeper *sweep.Sweeper
 }
 
 // enter tells whether a command may be sent; then leave must follow.
 func (n *node) enter() bool {
-	if n.busy.Add(1) <= inFlight {
+	if n.busy.Add(1) <= inFlight || time.Since(n.began)-time.Duration(n.heard.Load()) < deaf {
 		return true
 	}
-	n.leave()
+	n.busy.Add(-1)
 	return false
 }
 
-func (n *node) leave() { n.busy.Add(-1) }
+func (n *node) leave(err error) {
+	n.busy.Add(-1)
+	if !errors.Is(err, lock.ErrUnknown) {
+		n.heard.Store(int64(time.Since(n.began)))
+	}
+}
 
 // clear releases at the node, in the background, until that has worked. If the key may come yet, finding none is not
 // enough.
@@ -73,8 +81,8 @@ var _ lock.Store = (*quorum)(nil)
 
 func newQuorum(stores []lock.Store) *quorum {
 	q := &quorum{need: len(stores)/2 + 1, all: 1<<len(stores) - 1, tokens: map[string]*token{}}
-	for i, s := range stores {
-		q.nodes = append(q.nodes, &node{Store: s, index: i, sweeper: sweep.New(sweeps, maxPatience)})
+	for _, s := range stores {
+		q.nodes = append(q.nodes, &node{Store: s, began: time.Now(), sweeper: sweep.New(sweeps, maxPatience)})
 	}
 	q.votes.New = func() any { return newVote(q) }
 	return q

@@ -228,6 +228,7 @@ func TestAMinorityMayBeDownSlowOrSilent(t *testing.T) {
 							p.Heal()
 						}
 						settle(t, l)
+						time.Sleep(2 * ttl) // the node may have got to see the commands only now
 						require.Zero(t, w.holding("n"))
 					}
 				})

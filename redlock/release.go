@@ -2,6 +2,8 @@ package redlock
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/seed-b640e7e9/lock"
 )
@@ -14,7 +16,11 @@ func (q *quorum) Release(ctx context.Context, r lock.Request) (lock.Reply, error
 	defer v.free()
 	v.wait(ctx)
 	if !v.won() {
-		return lock.Reply{}, v.loss(ctx)
+		err := v.loss(ctx)
+		if !errors.Is(err, lock.ErrLost) && !lock.IsPermanent(err) {
+			err = fmt.Errorf("%w: %w", lock.ErrUnknown, err) // it goes on in the background
+		}
+		return lock.Reply{}, err
 	}
 	reply := lock.Reply{Listeners: v.listeners()}
 	for i, a := range v.answers {

@@ -35,8 +35,8 @@ func (q *quorum) prolong(ctx context.Context, r lock.Request) (lock.Reply, error
 	v := q.ask(ctx, renewing, r, q.all)
 	defer v.free()
 	v.wait(ctx)
-	if !v.won() {
-		return lock.Reply{}, v.loss(ctx)
+	if err := q.verdict(ctx, r, &v.count); err != nil {
+		return lock.Reply{}, err
 	}
 	reply := lock.Reply{Listeners: v.listeners()}
 	if r.Fence == lock.FenceOff {
@@ -45,6 +45,22 @@ func (q *quorum) prolong(ctx context.Context, r lock.Request) (lock.Reply, error
 	var err error
 	reply.Fence, err = q.agree(ctx, v)
 	return reply, err
+}
+
+// verdict is what a vote means for a lease. A lease that is lost is given up at the nodes that still have it: else they
+// would keep it from others up to its TTL.
+func (q *quorum) verdict(ctx context.Context, r lock.Request, c *count) error {
+	if c.won() {
+		return nil
+	}
+	err := c.loss(ctx)
+	if errors.Is(err, lock.ErrLost) {
+		left := lock.Request{Key: r.Key, Token: r.Token, TTL: r.TTL, Limit: patience(r.TTL)}
+		v := q.release(ctx, left, q.all&^c.lost, 0)
+		v.leave()
+		v.free()
+	}
+	return err
 }
 
 // batch is a renewal of many leases at once: one pipeline a node.
@@ -95,10 +111,14 @@ func (b *batch) ask(ctx context.Context, i int) {
 		}
 		return
 	}
-	defer n.leave()
-	limited, cancel := context.WithTimeout(ctx, max(patience(b.rs[0].TTL), b.rs[0].TTL/3))
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(patience(b.rs[0].TTL), b.rs[0].TTL/3))
 	defer cancel()
-	n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) { b.answer(ctx, k, i, err) })
+	var last error
+	n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) {
+		b.answer(ctx, k, i, err)
+		last = err
+	})
+	n.leave(last)
 }
 
 // answer counts what node i said of lease k.
@@ -112,11 +132,7 @@ func (b *batch) answer(ctx context.Context, k, i int, err error) {
 	}
 	if !t.settled && t.done() {
 		t.settled = true
-		err := error(nil)
-		if !t.won() {
-			err = t.loss(ctx)
-		}
-		b.done(k, err)
+		b.done(k, b.q.verdict(ctx, b.rs[k], &t.count))
 		b.left.Done()
 	}
 	if t.open == 0 {

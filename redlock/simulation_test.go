@@ -380,7 +380,7 @@ func TestSimulationOverMiniredisKeepsThePromise(t *testing.T) {
 func TestSimulationFindsWhatIsLeftOut(t *testing.T) {
 	for name, b := range map[string]breach{"the drift allowance": drift, "that nodes remember": amnesia} {
 		t.Run(name, func(t *testing.T) {
-			violated, _, _ := simulate(t, 1, 2000, memories(b))
+			violated, _, _ := simulate(t, 1, 50_000, memories(b))
 			require.NotZero(t, violated, "a checker that finds nothing proves nothing")
 		})
 	}

@@ -117,17 +117,13 @@ func (q *quorum) install(r lock.Request, t *token, i int) {
 	go func() {
 		defer q.count(-1)
 		r.Again, r.Fence, r.Count, r.Limit = true, lock.FenceOff, 0, patience(r.TTL)
-		_, err := q.nodes[i].acquire(r)
+		n, err := q.nodes[i], errBusy
+		if n.enter() {
+			_, err = n.Acquire(context.Background(), r)
+			n.leave(err)
+		}
 		q.took(&r, i, err)
 	}()
-}
-
-func (n *node) acquire(r lock.Request) (lock.Reply, error) {
-	if !n.enter() {
-		return lock.Reply{}, errBusy
-	}
-	defer n.leave()
-	return n.Acquire(context.Background(), r)
 }
 
 // release ends the token at nodes. Where it may be about to appear this waits for that; where it may appear later, the

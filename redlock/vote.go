@@ -37,9 +37,9 @@ func renewOne(s lock.Store, ctx context.Context, r lock.Request) (reply lock.Rep
 // of would cost more than the rest of an acquire.
 type vote struct {
 	q       *quorum
-	calls   []func()      // one for each node, to be run in a goroutine
-	decided chan struct{} // gets a value when it is, once
-	ctx     values
+	calls   []func()        // one for each node, to be run in a goroutine
+	decided chan struct{}   // gets a value when it is, once
+	ctx     context.Context // not a part of the vote, as go-redis may keep it for longer
 	op      *op
 	req     lock.Request
 
@@ -86,7 +86,7 @@ func newVote(q *quorum) *vote {
 // open prepares a vote of the nodes that nobody has been asked in yet. The asker has to free it.
 func (q *quorum) open(ctx context.Context, o *op, r lock.Request, nodes set) *vote {
 	v := q.votes.Get().(*vote)
-	v.ctx, v.op, v.req = values{ctx}, o, r
+	v.ctx, v.op, v.req = &values{ctx}, o, r
 	v.uses, v.left, v.doubt = 1+nodes.len(), false, 0
 	v.count = count{need: q.need, open: nodes, answers: v.answers}
 	q.count(nodes.len())
@@ -120,8 +120,8 @@ func (v *vote) call(i int) {
 		v.answer(i, lock.Reply{}, errBusy)
 		return
 	}
-	reply, err := v.op.call(n.Store, &v.ctx, v.req)
-	n.leave()
+	reply, err := v.op.call(n.Store, v.ctx, v.req)
+	n.leave(err)
 	v.answer(i, reply, err)
 }
 
@@ -194,7 +194,7 @@ func (v *vote) free() {
 	v.mu.Unlock()
 	if last {
 		clear(v.answers)
-		v.ctx, v.req = values{}, lock.Request{}
+		v.ctx, v.req = nil, lock.Request{}
 		v.q.votes.Put(v)
 	}
 }
