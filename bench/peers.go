@@ -4,22 +4,26 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
 	"github.com/redis/rueidis/rueidislock"
 
 	"github.com/seed-b640e7e9/lock"
+	"github.com/seed-b640e7e9/lock/redlock"
 )
 
 const ttl = 10 * time.Second
 
-// peer is a library, or a way to use one. open makes what a process has of it, on connections that wire makes. Each
-// measurement has a key of its own, as some leave theirs behind.
+// peer is a library, or a way to use one. open makes what a process has of it, on connections that wire makes, if there is one. addr is one
+// server or, for those who can, several nodes, separated by commas. Each measurement has a key of its own, as some
+// leave theirs behind.
 type peer struct {
 	name string
 	open func(addr, key string, w *wire) (*session, error)
@@ -55,16 +59,29 @@ func find(name string) peer {
 	return peer{}
 }
 
+// nodes returns a client for each address.
+func nodes(addr string, w *wire) (clients []redis.UniversalClient, closeAll func()) {
+	for a := range strings.SplitSeq(addr, ",") {
+		clients = append(clients, goRedis(a, w))
+	}
+	return clients, func() {
+		for _, c := range clients {
+			_ = c.Close()
+		}
+	}
+}
+
 func goRedis(addr string, w *wire) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr: addr, ContextTimeoutEnabled: true,
-		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) { return w.dial(ctx, network, addr) },
-	})
+	o := &redis.Options{Addr: addr, ContextTimeoutEnabled: true}
+	if w != nil {
+		o.Dialer = w.dial
+	}
+	return redis.NewClient(o)
 }
 
 func ours(addr, key string, w *wire, opts ...lock.Option) (*session, error) {
-	rdb := goRedis(addr, w)
-	l := lock.New(rdb, append(opts, lock.WithTTL(ttl))...)
+	clients, closeAll := nodes(addr, w)
+	l := newLocker(clients, append(opts, lock.WithTTL(ttl))...)
 	return &session{
 		lock: func(ctx context.Context) (func() error, error) {
 			lk, err := l.Acquire(ctx, key)
@@ -77,9 +94,16 @@ func ours(addr, key string, w *wire, opts ...lock.Option) (*session, error) {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*ttl)
 			defer cancel()
 			_ = l.Wait(ctx)
-			_ = rdb.Close()
+			closeAll()
 		},
 	}, nil
+}
+
+func newLocker(clients []redis.UniversalClient, opts ...lock.Option) *lock.Locker {
+	if len(clients) == 1 {
+		return lock.New(clients[0], opts...)
+	}
+	return redlock.New(clients, opts...)
 }
 
 func openRedislock(addr, key string, w *wire, poll time.Duration) (*session, error) {
@@ -98,8 +122,12 @@ func openRedislock(addr, key string, w *wire, poll time.Duration) (*session, err
 }
 
 func openRedsync(addr, key string, w *wire) (*session, error) {
-	rdb := goRedis(addr, w)
-	rs := redsync.New(goredis.NewPool(rdb))
+	clients, closeAll := nodes(addr, w)
+	pools := make([]redsyncredis.Pool, len(clients))
+	for i, c := range clients {
+		pools[i] = goredis.NewPool(c)
+	}
+	rs := redsync.New(pools...)
 	return &session{
 		lock: func(ctx context.Context) (func() error, error) {
 			m := rs.NewMutex(key, redsync.WithExpiry(ttl), redsync.WithTries(1<<30))
@@ -111,7 +139,7 @@ func openRedsync(addr, key string, w *wire) (*session, error) {
 				return err
 			}, nil
 		},
-		close: func() { _ = rdb.Close() },
+		close: closeAll,
 	}, nil
 }
 

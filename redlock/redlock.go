@@ -9,24 +9,45 @@
 // # What it adds, and what it does not
 //
 // It adds that nodes may fail: with three nodes one, with five two may be down, slow or silent, and locks are taken,
-// renewed and released as if nothing had happened. It needs no replication, and no failover to trust.
+// renewed and released as if nothing had happened, in the time that the others need. It needs no replication, and no
+// failover to trust.
 //
 // It does not help against what a single Redis does not help against either: a process that is paused between its last
 // check and its effect, and a clock of a node that jumps. And it adds an assumption of its own: a node that has taken
 // part in a grant must not forget it. If a node loses its data and comes back within a TTL, another may win the
-// forgotten vote. So let nodes persist (appendonly, appendfsync always), or start them again only after the longest TTL
-// in use. Nodes must be independent: not replicas of each other, not one cluster.
+// forgotten vote. So let nodes persist (appendonly yes, appendfsync always), or start them again only after the longest
+// TTL in use. Nodes must be independent: not replicas of each other, not one cluster.
 //
 // Where the protected resource can check a fence, a single Redis with fencing is simpler and protects better. Redlock is
-// for availability: when waiting for one Redis to come back costs more than five of them. Both sides of the debate are
-// worth reading before: Martin Kleppmann, "How to do distributed locking" (2016), and Salvatore Sanfilippo, "Is Redlock
-// safe?" (2016).
+// for availability: when waiting for one Redis to come back costs more than running three or five. Both sides of the
+// debate are worth reading before: Martin Kleppmann, "How to do distributed locking" (2016), and Salvatore Sanfilippo, "Is
+// Redlock safe?" (2016).
+//
+// # Votes
+//
+// All nodes are asked at the same time, and the answer is there as soon as a quorum has decided. A node has a twentieth
+// of the TTL for a command, at least 250 ms and at most a second, but never more than half of the TTL. When several vote
+// at the same time and none gets a quorum, all give back what they have and vote again after a random while: of those that
+// try at the same time one gets the lock, also if each makes one attempt only. If two tried at once this took 1.5 votes
+// each at the mean of 50 simulated runs, with five that try 2.9, with twenty 6.4 (five nodes; the test
+// OfSeveralThatTryAtTheSameTimeOneGetsTheLock logs it). Each vote costs one command a node.
+//
+// A renewal counts the nodes that have the token now. While they are a quorum, nodes that have lost it get it again; when
+// a quorum has lost it, so has the holder.
+//
+// # Errors
+//
+// An acquire that failed matches [lock.ErrHeld] if one other holds a quorum, [ErrNoQuorum] if too few nodes answered, [ErrSplit] if
+// votes stayed split, and [lock.ErrUnknown] if the context ended first or the grant came too late to be of use. [NodeError] tells what
+// each node said. Whatever a failed acquire may have taken is given back in the background, also by commands that arrive
+// late; Wait waits for that.
 //
 // # Fences
 //
-// Each node counts for itself, and the highest number of a quorum is written back to a quorum, under the token, before
-// the lock is granted. Numbers rise strictly as long as no node of the last such quorum loses its counter; with
-// [lock.WithClockFencing] also after a wipe, as far as the clocks of the nodes agree. They are not dense.
+// Each node counts for itself. If a quorum does not answer with the same number, the highest is written back to a quorum,
+// under the token, before the lock is granted; that is a second round. Numbers rise strictly as long as no node of the
+// last such quorum loses its counter; with [lock.WithClockFencing], which always takes two rounds, also after a wipe, as
+// far as the clocks of the nodes agree. They are not dense.
 package redlock
 
 import (
@@ -39,8 +60,9 @@ import (
 	"github.com/seed-b640e7e9/lock"
 )
 
-// New returns a Locker on a quorum of independent nodes: three, five, or another odd number. It does no I/O. Clients
-// should have ContextTimeoutEnabled, as with [lock.New].
+// New returns a Locker on a quorum of independent nodes: three, five, or another odd number up to 15. It does no I/O.
+// Clients should have ContextTimeoutEnabled, as with [lock.New]. All processes must name the same nodes; their order does
+// not matter.
 //
 // New panics if the number is even or one, if a node is nil or named twice, and where lock.New does.
 func New(nodes []redis.UniversalClient, opts ...lock.Option) *lock.Locker {

@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	seeds    = flag.Uint64("seeds", 2000, "how many runs the simulation makes")
+	seeds    = flag.Uint64("seeds", 500, "how many runs the simulation makes")
 	fromSeed = flag.Uint64("seed", 1, "the first of them")
 )
 
