@@ -1,0 +1,290 @@
+// Package worker is a process that takes locks and records what it sees: see package history.
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/seed-b640e7e9/lock"
+	"github.com/seed-b640e7e9/lock/integration/history"
+	"github.com/seed-b640e7e9/lock/internal/keys"
+)
+
+// Config is what a worker does.
+type Config struct {
+	ID         int
+	Addr       string // where the locks are
+	Resource   string // where the registers are
+	Names      []string
+	TTL        time.Duration
+	Clock      bool          // fences by the server's clock
+	Handoffs   int           // see lock.WithMaxHandoffs; -1: the default
+	Goroutines int           // that take locks
+	Stay       time.Duration // the longest a lock is held, but for one in 200: twice the TTL
+	Plain      bool          // a client without ContextTimeoutEnabled
+	Seed       uint64
+}
+
+// variable holds the Config of a process that is a worker.
+const variable = "LOCK_WORKER"
+
+// Main runs the worker that the environment asks for, until standard input ends, and tells whether there was one.
+func Main() bool {
+	text := os.Getenv(variable)
+	if text == "" {
+		return false
+	}
+	var c Config
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		panic(err)
+	}
+	redis.SetLogger(&logging.VoidLogger{})
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	Run(ctx, c, os.Stdout)
+	return true
+}
+
+// Env is the environment variable that makes a process a worker.
+func (c Config) Env() string {
+	text, err := json.Marshal(c)
+	if err != nil {
+		panic(err)
+	}
+	return variable + "=" + string(text)
+}
+
+// worker is one process.
+type worker struct {
+	Config
+	rec      *history.Recorder
+	locker   *lock.Locker
+	resource *redis.Client
+	store    *watched
+	grants   atomic.Int64
+	ops      atomic.Int64
+}
+
+// Run takes locks until ctx ends.
+func Run(ctx context.Context, c Config, out io.Writer) {
+	rdb := redis.NewClient(&redis.Options{
+		Addr: c.Addr, ContextTimeoutEnabled: !c.Plain, DialTimeout: 500 * time.Millisecond, MinRetryBackoff: -1,
+	})
+	defer rdb.Close()
+	w := &worker{Config: c, rec: history.NewRecorder(c.ID, out), resource: redis.NewClient(&redis.Options{Addr: c.Resource})}
+	defer w.resource.Close()
+	w.store = &watched{Store: lock.NewStore(rdb), rec: w.rec}
+	opts := []lock.Option{lock.WithTTL(c.TTL), lock.WithFencing(), lock.WithLogger(slog.New(slog.DiscardHandler))}
+	if c.Clock {
+		opts = append(opts, lock.WithClockFencing())
+	}
+	if c.Handoffs >= 0 {
+		opts = append(opts, lock.WithMaxHandoffs(c.Handoffs))
+	}
+	w.locker = lock.NewWithStore(w.store, opts...)
+	go w.watchStalls(ctx)
+	var wg sync.WaitGroup
+	for i := range c.Goroutines {
+		rnd := rand.New(rand.NewPCG(c.Seed, uint64(i)))
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				w.turn(ctx, rnd)
+			}
+		})
+	}
+	wg.Wait()
+	end, cancel := context.WithTimeout(context.Background(), 2*c.TTL+10*time.Second)
+	defer cancel()
+	_ = w.locker.Wait(end)
+}
+
+// watchStalls records when the process could not run for longer than it meant to sleep.
+func (w *worker) watchStalls(ctx context.Context) {
+	const nap, much = 10 * time.Millisecond, 50 * time.Millisecond
+	for ctx.Err() == nil {
+		from := history.Now()
+		time.Sleep(nap)
+		if to := history.Now(); to-from > nap+much {
+			w.rec.Add(history.Event{Kind: history.Stalled, Called: from, At: to})
+		}
+	}
+}
+
+// turn takes a lock once, if it gets it in time.
+func (w *worker) turn(ctx context.Context, rnd *rand.Rand) {
+	name := w.Names[rnd.IntN(len(w.Names))]
+	take := w.locker.Acquire
+	if rnd.IntN(8) == 0 {
+		take = w.locker.TryAcquire
+	}
+	waiting, cancel := context.WithTimeout(ctx, time.Duration(rnd.Int64N(int64(4*w.TTL))))
+	defer cancel()
+	called := history.Now()
+	lk, err := take(waiting, name)
+	at := history.Now()
+	if err != nil {
+		if !errors.Is(err, lock.ErrHeld) {
+			w.rec.Add(history.Event{Kind: history.Failed, Name: name, Called: called, At: at, Outcome: err.Error()})
+			time.Sleep(time.Duration(rnd.IntN(10)) * time.Millisecond)
+		}
+		return
+	}
+	w.hold(lk, name, at, rnd)
+}
+
+// hold raises the register while it has the lock, and gives it up.
+func (w *worker) hold(lk *lock.Lock, name string, at time.Duration, rnd *rand.Rand) {
+	grant := int(w.grants.Add(1))
+	event := func(kind history.Kind, at time.Duration, outcome string) {
+		w.rec.Add(history.Event{
+			Kind: kind, Grant: grant, Name: name, At: at, Outcome: outcome, TTL: w.TTL,
+			Deadline: history.On(lk.Deadline()), Fence: int64(lk.Fence()),
+		})
+	}
+	w.rec.Add(history.Event{
+		Kind: history.Acquired, Grant: grant, Name: name, At: at, TTL: w.TTL, Sent: w.store.sentFor(name),
+		Deadline: history.On(lk.Deadline()), Fence: int64(lk.Fence()),
+	})
+	stop := context.AfterFunc(lk.Context(), func() {
+		at := history.Now()
+		if errors.Is(context.Cause(lk.Context()), lock.ErrLost) {
+			event(history.Lost, at, "")
+		}
+	})
+	defer stop()
+	stay := time.Duration(rnd.Int64N(int64(w.Stay) + 1))
+	if rnd.IntN(200) == 0 {
+		stay = time.Duration(rnd.Int64N(int64(2 * w.TTL)))
+	}
+	if value, ok := w.claim(name, lk.Fence()); ok {
+		idle := time.NewTimer(stay)
+		select {
+		case <-idle.C:
+		case <-lk.Context().Done():
+		}
+		idle.Stop()
+		if rnd.IntN(4) == 0 || lk.Valid() { // now and then one that does not look: the register has to
+			w.write(name, lk.Fence(), value+1)
+		}
+	}
+	event(history.Release, history.Now(), "")
+	outcome := ""
+	if err := lk.Release(context.Background()); err != nil {
+		outcome = err.Error()
+	}
+	event(history.Released, history.Now(), outcome)
+}
+
+// claimScript reads a register for a fence, which it remembers: lower ones are refused from then on, also in writing.
+var claimScript = redis.NewScript(`
+local seen = tonumber(redis.call('GET', KEYS[2]) or '0')
+if tonumber(ARGV[1]) < seen then
+  return 'stale'
+end
+redis.call('SET', KEYS[2], ARGV[1])
+return redis.call('GET', KEYS[1]) or '0'
+`)
+
+func (w *worker) claim(name string, f lock.Fence) (value int64, ok bool) {
+	e := history.Event{Kind: history.Read, Name: name, Fence: int64(f)}
+	outcome := w.operate(e, func(e *history.Event) string {
+		cmd := claimScript.Run(context.Background(), w.resource, []string{"register:" + name, keys.Mark("register:" + name)}, int64(f))
+		if cmd.Err() == nil && cmd.Val() == "stale" {
+			return history.Stale
+		}
+		n, err := cmd.Int64()
+		value, e.Value = n, n
+		if err != nil {
+			return history.Unknown
+		}
+		return history.Accepted
+	})
+	return value, outcome == history.Accepted
+}
+
+func (w *worker) write(name string, f lock.Fence, value int64) {
+	e := history.Event{Kind: history.Write, Name: name, Fence: int64(f), Value: value}
+	w.operate(e, func(*history.Event) string {
+		switch err := f.Set(context.Background(), w.resource, "register:"+name, value); {
+		case err == nil:
+			return history.Accepted
+		case errors.Is(err, lock.ErrStale):
+			return history.Stale
+		default:
+			return history.Unknown
+		}
+	})
+}
+
+// operate records an operation before and after.
+func (w *worker) operate(e history.Event, do func(e *history.Event) string) (outcome string) {
+	e.Op, e.Called = int(w.ops.Add(1)), history.Now()
+	e.At, e.Outcome = e.Called, history.Begun
+	w.rec.Add(e)
+	outcome = do(&e)
+	e.At, e.Outcome = history.Now(), outcome
+	w.rec.Add(e)
+	return outcome
+}
+
+// watched is a Store that records confirmed renewals, and when leases were asked for.
+type watched struct {
+	lock.Store
+	rec *history.Recorder
+
+	mu   sync.Mutex               // guards sent
+	sent map[string]time.Duration // when the command was sent by which a name was taken last
+}
+
+func (s *watched) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error) {
+	sent := history.Now()
+	reply, err := s.Store.Acquire(ctx, r)
+	if err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.sent == nil {
+			s.sent = map[string]time.Duration{}
+		}
+		s.sent[nameOf(r)] = sent
+	}
+	return reply, err
+}
+
+func (s *watched) Renew(ctx context.Context, rs []lock.Request, done func(int, lock.Reply, error)) {
+	sent := history.Now()
+	s.Store.Renew(ctx, rs, func(i int, reply lock.Reply, err error) {
+		done(i, reply, err)
+		if err == nil {
+			s.rec.Add(history.Event{
+				Kind: history.Renewed, Name: nameOf(rs[i]), At: history.Now(), Sent: sent, TTL: rs[i].TTL,
+				Deadline: sent + rs[i].TTL - Drift(rs[i].TTL),
+			})
+		}
+	})
+}
+
+func (s *watched) sentFor(name string) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent[name]
+}
+
+func nameOf(r lock.Request) string { return strings.TrimPrefix(r.Key.Lock, "lock:") }
+
+// Drift is the allowance that the package documents.
+func Drift(ttl time.Duration) time.Duration { return ttl/100 + 2*time.Millisecond }
