@@ -320,7 +320,7 @@ func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
 	}
 	l := lk.grant.lease
 	r := l.req
-	r.TTL = ttl
+	r.TTL, r.Live = ttl, l.live
 	err := persist(ctx, func() error {
 		if err := lk.grant.stretch(ttl); err != nil {
 			return err
@@ -494,7 +494,7 @@ func (c *core) warnMute(r Reply, logger *slog.Logger) {
 // ending is the request that gives the key up now, or leaves it until keep, and wakes other rooms: in this one the turn
 // is passed on when it is done.
 func (c *core) ending(l *lease, keep time.Time) Request {
-	r := Request{Key: l.req.Key, Token: l.req.Token, TTL: l.req.TTL}
+	r := Request{Key: l.req.Key, Token: l.req.Token, TTL: l.longest()}
 	if !l.apart {
 		r.From = c.id
 	}

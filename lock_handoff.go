@@ -85,7 +85,7 @@ func (l *lease) anticipate() {
 	}
 	r.asking = true
 	ask := l.req
-	ask.Count, ask.Floor = r.block, r.last
+	ask.Count, ask.Floor, ask.Live = r.block, r.last, l.live
 	ask.TTL = l.ttlLocked(time.Now())
 	l.reachLocked(time.Now(), ask.TTL)
 	l.dog.count(1)

@@ -66,7 +66,7 @@ const (
 type Request struct {
 	Key   Key
 	Token string
-	TTL   time.Duration // of Acquire and Renew, in whole milliseconds; of Release, that of the lease
+	TTL   time.Duration // of Acquire and Renew, in whole milliseconds; of Release, how long the key may last at most
 	Fence FenceMode     // of Acquire, and of Renew with a Count
 	Again bool          // of Acquire: the token was sent before, or the key is known to be held
 	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
@@ -75,6 +75,7 @@ type Request struct {
 	From  string        // of Release: what those who listen hear, so that they know whether they knew
 	Quiet bool          // of Release: nobody is told
 	Limit time.Duration // of Acquire and Release: how long the command may take; zero: a second
+	Live  func() bool   // of Renew: whether the lease is held still; nil: it is
 }
 
 // Reply is what a Store answers.

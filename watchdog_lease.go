@@ -260,6 +260,23 @@ func (l *lease) held() bool {
 	return l.ended == nil
 }
 
+// live tells whether the lease has not ended: a Store may ask, as Release may have come meanwhile.
+func (l *lease) live() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ended == nil
+}
+
+// longest is how long the key may last from now.
+func (l *lease) longest() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.extended {
+		return l.req.TTL
+	}
+	return max(time.Until(l.reach), l.req.TTL)
+}
+
 // lasting tells whether the grant is held, and enough of the lease is left to begin something.
 func (g *grant) lasting() bool {
 	g.lease.mu.Lock()
@@ -299,7 +316,7 @@ func (l *lease) renewal(at time.Time) (Request, bool) {
 		return Request{}, false
 	}
 	r := l.req
-	r.TTL = l.ttlLocked(at)
+	r.TTL, r.Live = l.ttlLocked(at), l.live
 	l.reachLocked(at, r.TTL)
 	l.planLocked(at.Add(l.req.TTL / 6))
 	return r, true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,8 +27,9 @@ func (q *quorum) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error
 	r.Limit = patience(r.TTL)
 	end := time.Now().Add(min(r.TTL/4, maxSplit))
 	token := r.Token
+	used := r.Again // the token may have been sent before
 	for spread := minSpread; ; spread = min(2*spread, maxSpread) {
-		reply, again, err := q.take(ctx, r)
+		reply, again, err := q.take(ctx, r, used)
 		if err == nil {
 			if r.Token != token {
 				reply.Token = r.Token
@@ -35,16 +37,16 @@ func (q *quorum) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error
 			return reply, nil
 		}
 		reply.Spent = true
-		if !again || !time.Now().Before(end) || !wait.Sleep(ctx, rand.N(spread)) {
+		if !again || r.Again && !time.Now().Before(end) || !wait.Sleep(ctx, rand.N(spread)) {
 			return reply, err
 		}
-		r.Token, r.Again = uuid.NewString(), true
+		r.Token, r.Again, used = uuid.NewString(), true, false
 	}
 }
 
 // take is one vote. If it fails, it tells whether another is of use: who has the lock is known only after a vote that
 // asks for it.
-func (q *quorum) take(ctx context.Context, r lock.Request) (reply lock.Reply, again bool, err error) {
+func (q *quorum) take(ctx context.Context, r lock.Request, used bool) (reply lock.Reply, again bool, err error) {
 	q.taking(r.Token, q.all)
 	v := q.ask(ctx, taking, r, q.all)
 	defer v.free()
@@ -57,7 +59,11 @@ func (q *quorum) take(ctx context.Context, r lock.Request) (reply lock.Reply, ag
 		err, again = v.refusal(ctx), v.split() || !r.Again && v.taken()
 		reply = lock.Reply{Remaining: v.remaining()}
 	}
-	q.giveBack(ctx, r, v, again)
+	maybe := v.yes | v.unknown | v.open
+	if used {
+		maybe = q.all
+	}
+	q.giveBack(ctx, r, v, maybe, again)
 	return reply, again, err
 }
 
@@ -68,15 +74,23 @@ func (q *quorum) grant(ctx context.Context, v *vote) (lock.Reply, error) {
 	if v.req.Fence == lock.FenceOff {
 		return reply, nil
 	}
-	var err error
-	reply.Fence, err = q.agree(ctx, v)
-	return reply, err
+	f, failed := q.agree(ctx, v)
+	switch {
+	case failed == nil:
+		reply.Fence = f
+		return reply, nil
+	case !failed.done() && ctx.Err() != nil:
+		return reply, failed.undecided(ctx)
+	default:
+		return reply, fmt.Errorf("the fence was not written back: %w", failed.noQuorum())
+	}
 }
 
-// agree returns the highest fence of a vote that is won, when a quorum that holds the token has it.
-func (q *quorum) agree(ctx context.Context, v *vote) (lock.Fence, error) {
-	f, agree := v.highest()
-	if agree >= q.need {
+// agree returns the highest fence of a vote that is won, when a quorum that holds the token has it; else the count of those
+// that were to.
+func (q *quorum) agree(ctx context.Context, v *vote) (f lock.Fence, failed *count) {
+	f, same := v.highest()
+	if same >= q.need {
 		return f, nil
 	}
 	r := v.req
@@ -85,15 +99,16 @@ func (q *quorum) agree(ctx context.Context, v *vote) (lock.Fence, error) {
 	defer back.free()
 	back.wait(ctx)
 	if !back.won() {
-		return 0, fmt.Errorf("the fence was not written back: %w", back.noQuorum())
+		c := back.count
+		c.answers = slices.Clone(c.answers)
+		return 0, &c
 	}
 	return f, nil
 }
 
 // giveBack releases, in the background, what a failed vote has taken or may have taken. Who is to vote again waits for
 // that, so as not to be in its own way.
-func (q *quorum) giveBack(ctx context.Context, r lock.Request, v *vote, await bool) {
-	maybe := v.yes | v.unknown | v.open
+func (q *quorum) giveBack(ctx context.Context, r lock.Request, v *vote, maybe set, await bool) {
 	if maybe == 0 {
 		return
 	}

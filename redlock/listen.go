@@ -58,7 +58,12 @@ func (q *quorum) Listen(ctx context.Context, key lock.Key, wake func(from string
 
 func (e *ears) listen(ctx context.Context, key lock.Key, i int) {
 	defer e.q.count(-1)
-	stop, err := e.q.nodes[i].Listen(ctx, key, func(from string) { e.hear(i, from) })
+	n := e.q.nodes[i]
+	stop, err := func() {}, errBusy
+	if n.enter() {
+		stop, err = n.Listen(ctx, key, func(from string) { e.hear(i, from) })
+		n.leave(err)
+	}
 	e.mu.Lock()
 	switch {
 	case err != nil:
@@ -89,7 +94,7 @@ func (e *ears) deaf() error {
 	all := errors.Join(e.errs...)
 	for _, err := range e.errs {
 		if !errors.Is(err, errors.ErrUnsupported) {
-			return fmt.Errorf("no node listens: %w", strip(all))
+			return fmt.Errorf("no node listens: %w", all)
 		}
 	}
 	return all
@@ -111,7 +116,7 @@ func (e *ears) end() {
 // may be deaf, a little later. What the others tell of it says nothing new.
 func (e *ears) hear(i int, from string) {
 	e.mu.Lock()
-	if e.told && e.nodes.has(i) {
+	if e.told && (e.nodes.has(i) || from != e.from) {
 		e.pending = false // the next release
 	}
 	if !e.pending {

@@ -208,6 +208,7 @@ type link struct {
 
 	refusal error         // of all that is asked
 	renewal time.Duration // how long the request of a renewal takes in addition
+	taking  time.Duration // how long the request of an acquire takes in addition
 	busy    int           // calls under way
 	most    int           // the most there were
 }
@@ -241,8 +242,11 @@ func (l *link) do(ctx context.Context, limit, extra time.Duration, f func() (loc
 	if ctx.Err() != nil {
 		return lock.Reply{}, ctx.Err()
 	}
-	if l.refusal != nil {
-		return lock.Reply{}, l.refusal
+	l.mu.Lock()
+	refusal := l.refusal
+	l.mu.Unlock()
+	if refusal != nil {
+		return lock.Reply{}, refusal
 	}
 	if l.refuses() {
 		return lock.Reply{}, errRefused
@@ -280,7 +284,10 @@ func (l *link) do(ctx context.Context, limit, extra time.Duration, f func() (loc
 }
 
 func (l *link) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error) {
-	return l.do(ctx, r.Limit, 0, func() (lock.Reply, error) { return l.acquire(r) })
+	l.mu.Lock()
+	taking := l.taking
+	l.mu.Unlock()
+	return l.do(ctx, r.Limit, taking, func() (lock.Reply, error) { return l.acquire(r) })
 }
 
 func (l *link) Release(ctx context.Context, r lock.Request) (lock.Reply, error) {
@@ -323,3 +330,9 @@ func (l *link) Listen(ctx context.Context, key lock.Key, wake func(from string))
 }
 
 func (l *link) Wait(context.Context) error { return nil }
+
+func (l *link) tune(f func(l *link)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f(l)
+}

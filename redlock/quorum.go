@@ -13,12 +13,13 @@ import (
 
 const (
 	inFlight  = 512  // commands under way at a node that does not answer: beyond that it counts as failed at once
+	manyMore  = 4096 // and at any node
 	sweeps    = 8    // clean-ups of a node at a time
 	maxSweeps = 1024 // and waiting for that: beyond it a key is left to its TTL
 
-	deaf = 100 * time.Millisecond // a node that has answered nothing for so long does not answer
-
+	deaf        = 100 * time.Millisecond // a node that has answered nothing for so long does not answer
 	maxPatience = time.Second
+	maxRenewal  = 3 * time.Second // for the answer to a pipeline of renewals
 )
 
 // patience is how long one node is given for a command: well under the TTL, so that a silent one costs no lease.
@@ -37,7 +38,10 @@ type node struct {
 
 // enter tells whether a command may be sent; then leave must follow.
 func (n *node) enter() bool {
-	if n.busy.Add(1) <= inFlight || time.Since(n.began)-time.Duration(n.heard.Load()) < deaf {
+	switch busy := n.busy.Add(1); {
+	case busy <= inFlight:
+		return true
+	case busy <= manyMore && time.Since(n.began)-time.Duration(n.heard.Load()) < deaf:
 		return true
 	}
 	n.busy.Add(-1)
@@ -46,20 +50,23 @@ func (n *node) enter() bool {
 
 func (n *node) leave(err error) {
 	n.busy.Add(-1)
-	if !errors.Is(err, lock.ErrUnknown) {
+	if !errors.Is(err, lock.ErrUnknown) && !errors.Is(err, context.DeadlineExceeded) {
 		n.heard.Store(int64(time.Since(n.began)))
 	}
 }
 
-// clear releases at the node, in the background, until that has worked. If the key may come yet, finding none is not
-// enough.
+// clear releases at the node, in the background, until that has worked. If the key may come yet, it goes on until then.
 func (n *node) clear(r lock.Request, until time.Time, mayCome bool) {
 	if n.sweeper.Left() >= maxSweeps {
 		return
 	}
+	keep := time.Now().Add(r.Hold)
 	n.sweeper.Add(sweep.Task{Until: until, Do: func(ctx context.Context) bool {
+		if r.Hold > 0 {
+			r.Hold = max(time.Until(keep), time.Millisecond)
+		}
 		_, err := n.Release(ctx, r)
-		return err == nil || !mayCome && errors.Is(err, lock.ErrLost) || lock.IsPermanent(err)
+		return !mayCome && (err == nil || errors.Is(err, lock.ErrLost)) || lock.IsPermanent(err)
 	}})
 }
 

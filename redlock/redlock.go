@@ -38,7 +38,7 @@
 // # Errors
 //
 // An acquire that failed matches [lock.ErrHeld] if one other holds a quorum, [ErrNoQuorum] if too few nodes answered, [ErrSplit] if
-// votes stayed split, and [lock.ErrUnknown] if the context ended first or the grant came too late to be of use. [NodeError] tells what
+// votes stayed split, and [lock.ErrUnknown] if the context ended first or the grant came too late to be of use. [NodeErrors] tells what
 // each node said. Whatever a failed acquire may have taken is given back in the background, also by commands that arrive
 // late; Wait waits for that.
 //
@@ -54,6 +54,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -114,8 +116,7 @@ var (
 	ErrSplit = errors.New("redlock: the vote was split")
 )
 
-// NodeError is what one node said. The error of an operation that found no quorum matches those of all nodes that
-// failed.
+// NodeError is what one node said. See NodeErrors.
 type NodeError struct {
 	Node int // its place in the list given to New
 	Err  error
@@ -126,3 +127,37 @@ func (e *NodeError) Error() string { return fmt.Sprintf("node %d: %v", e.Node, e
 
 // Unwrap returns Err.
 func (e *NodeError) Unwrap() error { return e.Err }
+
+// NodeErrors returns what the nodes said that an operation failed at, in the order of the nodes; nil if err is of another
+// kind. errors.As finds the first of them, and errors.Is and errors.As look at the errors that they carry, but for ErrHeld,
+// ErrLost and ErrUnknown: those are said of the lock, not of a node.
+func NodeErrors(err error) []*NodeError {
+	var all nodeErrors
+	errors.As(err, &all)
+	return all
+}
+
+// nodeErrors are those of several nodes.
+type nodeErrors []*NodeError
+
+// Error returns their texts.
+func (es nodeErrors) Error() string {
+	texts := make([]string, len(es))
+	for i, e := range es {
+		texts[i] = e.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Is tells whether a node's error matches, unless target says something of the lock.
+func (es nodeErrors) Is(target error) bool {
+	if target == lock.ErrHeld || target == lock.ErrLost || target == lock.ErrUnknown {
+		return false
+	}
+	return slices.ContainsFunc(es, func(e *NodeError) bool { return errors.Is(e, target) })
+}
+
+// As finds the first of them, or the first error in them, that fits.
+func (es nodeErrors) As(target any) bool {
+	return slices.ContainsFunc(es, func(e *NodeError) bool { return errors.As(e, target) })
+}

@@ -17,7 +17,7 @@ func (q *quorum) Release(ctx context.Context, r lock.Request) (lock.Reply, error
 	v.wait(ctx)
 	if !v.won() {
 		err := v.loss(ctx)
-		if !errors.Is(err, lock.ErrLost) && !lock.IsPermanent(err) {
+		if !errors.Is(err, lock.ErrLost) && !errors.Is(err, lock.ErrUnknown) && !lock.IsPermanent(err) {
 			err = fmt.Errorf("%w: %w", lock.ErrUnknown, err) // it goes on in the background
 		}
 		return lock.Reply{}, err

@@ -42,13 +42,16 @@ func (q *quorum) prolong(ctx context.Context, r lock.Request) (lock.Reply, error
 	if r.Fence == lock.FenceOff {
 		return reply, nil
 	}
-	var err error
-	reply.Fence, err = q.agree(ctx, v)
-	return reply, err
+	f, failed := q.agree(ctx, v)
+	if failed != nil {
+		return lock.Reply{}, q.verdict(ctx, r, failed)
+	}
+	reply.Fence = f
+	return reply, nil
 }
 
-// verdict is what a vote means for a lease. A lease that is lost is given up at the nodes that still have it: else they
-// would keep it from others up to its TTL.
+// verdict is what a vote means for a lease. A lease that is lost is given up everywhere: else nodes that still have it, or
+// get it yet, would keep it from others.
 func (q *quorum) verdict(ctx context.Context, r lock.Request, c *count) error {
 	if c.won() {
 		return nil
@@ -56,7 +59,7 @@ func (q *quorum) verdict(ctx context.Context, r lock.Request, c *count) error {
 	err := c.loss(ctx)
 	if errors.Is(err, lock.ErrLost) {
 		left := lock.Request{Key: r.Key, Token: r.Token, TTL: r.TTL, Limit: patience(r.TTL)}
-		v := q.release(ctx, left, q.all&^c.lost, 0)
+		v := q.release(ctx, left, q.all, 0)
 		v.leave()
 		v.free()
 	}
@@ -71,13 +74,13 @@ type batch struct {
 
 	mu      sync.Mutex // guards all below
 	tallies []tally
-	left    sync.WaitGroup // of leases that are not decided
+	open    int           // leases that are not settled
+	settled chan struct{} // closed when there are none
 }
 
 // tally is the count of one lease.
 type tally struct {
 	count
-	token   *token
 	settled bool
 }
 
@@ -86,19 +89,45 @@ func (q *quorum) renew(ctx context.Context, rs []lock.Request, which []int, done
 	b := &batch{
 		q: q, rs: make([]lock.Request, len(which)), tallies: make([]tally, len(which)),
 		done: func(k int, err error) { done(which[k], lock.Reply{}, err) },
+		open: len(which), settled: make(chan struct{}),
 	}
 	answers := make([]answer, len(which)*len(q.nodes))
 	for k, i := range which {
 		b.rs[k] = rs[i]
 		own := answers[k*len(q.nodes):][:len(q.nodes)]
-		b.tallies[k] = tally{count: count{need: q.need, open: q.all, answers: own}, token: q.round(rs[i].Token)}
+		b.tallies[k] = tally{count: count{need: q.need, open: q.all, answers: own}}
 	}
-	b.left.Add(len(which))
 	q.count(len(q.nodes))
 	for i := range q.nodes {
 		go b.ask(ctx, i)
 	}
-	b.left.Wait()
+	select {
+	case <-b.settled:
+	case <-ctx.Done():
+		b.giveUp(ctx)
+	}
+}
+
+// giveUp settles what is open when ctx ends.
+func (b *batch) giveUp(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k := range b.tallies {
+		b.settleLocked(ctx, k)
+	}
+}
+
+// settleLocked tells the outcome of a renewal, once.
+func (b *batch) settleLocked(ctx context.Context, k int) {
+	t := &b.tallies[k]
+	if t.settled {
+		return
+	}
+	t.settled = true
+	b.done(k, b.q.verdict(ctx, b.rs[k], &t.count))
+	if b.open--; b.open == 0 {
+		close(b.settled)
+	}
 }
 
 // ask renews at one node. What is under way when ctx ends goes on for a while: it says whether the node has the token.
@@ -111,14 +140,11 @@ func (b *batch) ask(ctx context.Context, i int) {
 		}
 		return
 	}
-	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(patience(b.rs[0].TTL), b.rs[0].TTL/3))
+	ttl := b.rs[0].TTL
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(max(patience(ttl), ttl/3), maxRenewal))
 	defer cancel()
-	var last error
-	n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) {
-		b.answer(ctx, k, i, err)
-		last = err
-	})
-	n.leave(last)
+	n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) { b.answer(ctx, k, i, err) })
+	n.leave(limited.Err())
 }
 
 // answer counts what node i said of lease k.
@@ -130,21 +156,16 @@ func (b *batch) answer(ctx context.Context, k, i int, err error) {
 	if t.won() {
 		b.restore(k, t)
 	}
-	if !t.settled && t.done() {
-		t.settled = true
-		b.done(k, b.q.verdict(ctx, b.rs[k], &t.count))
-		b.left.Done()
-	}
-	if t.open == 0 {
-		b.q.endRound(b.rs[k].Token, t.token)
+	if t.done() {
+		b.settleLocked(ctx, k)
 	}
 }
 
 // restore gives the token back to the nodes that have lost it.
 func (b *batch) restore(k int, t *tally) {
-	for i, a := range t.answers {
-		if t.lost.has(i) && errors.Is(a.err, lock.ErrLost) {
-			b.q.install(b.rs[k], t.token, i)
+	for i := range b.q.nodes {
+		if t.lost.has(i) {
+			b.q.install(b.rs[k], i)
 		}
 	}
 	t.lost = 0

@@ -11,11 +11,10 @@ import (
 // token is what is under way for a token at nodes where it may appear yet. As long as that is so, a release there is not
 // the end: what comes after it has to be released again.
 type token struct {
-	taking [maxNodes]uint8 // calls that may set the key
-	rounds int             // renewals that may lead to such calls
-	doubt  set             // nodes where such a call got no answer, until its TTL is over
-	ended  *vote           // the release; nil before that
-	waits  set             // nodes where it has to wait for such calls
+	taking [maxNodes]uint8   // calls that may set the key
+	doubts map[int]time.Time // when what comes of such a call without an answer ends, by node
+	ended  *vote             // the release; nil before that
+	waits  set               // nodes where it has to wait for such calls
 }
 
 func (q *quorum) tokenLocked(name string) *token {
@@ -29,7 +28,7 @@ func (q *quorum) tokenLocked(name string) *token {
 
 // dropLocked forgets the token if nothing more can come of it.
 func (q *quorum) dropLocked(name string, t *token) {
-	if t.rounds == 0 && t.taking == [maxNodes]uint8{} && (t.doubt == 0 || t.ended != nil) {
+	if t.taking == [maxNodes]uint8{} && (len(t.doubts) == 0 || t.ended != nil) && q.tokens[name] == t {
 		delete(q.tokens, name)
 	}
 }
@@ -49,15 +48,13 @@ func (q *quorum) taking(name string, nodes set) {
 // took accounts for the end of such a call. If the release waits for it, it goes on there.
 func (q *quorum) took(r *lock.Request, i int, err error) {
 	unknown := errors.Is(err, lock.ErrUnknown)
+	until := time.Now().Add(r.TTL)
 	q.mu.Lock()
 	t := q.tokens[r.Token]
 	t.taking[i]--
-	if unknown && !t.doubt.has(i) {
-		t.doubt.add(i)
-		name := r.Token
-		time.AfterFunc(r.TTL, func() { q.certain(name, t, i) })
+	if unknown {
+		q.doubtLocked(r.Token, t, i, until)
 	}
-	there := err == nil || t.doubt.has(i)
 	var ended *vote
 	if t.waits.has(i) && t.taking[i] == 0 {
 		t.waits.remove(i)
@@ -69,47 +66,38 @@ func (q *quorum) took(r *lock.Request, i int, err error) {
 		return
 	}
 	if unknown {
-		ended.doubts(i)
+		ended.doubt(i, until)
 	}
-	if there {
-		ended.call(i)
-	} else {
-		ended.answer(i, lock.Reply{}, lock.ErrLost)
-	}
+	ended.call(i)
 }
 
-// certain is called when nothing can come any more of a call that got no answer.
-func (q *quorum) certain(name string, t *token, i int) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	t.doubt.remove(i)
-	if q.tokens[name] == t {
-		q.dropLocked(name, t)
+// doubtLocked remembers a call without an answer, for as long as something may come of it.
+func (q *quorum) doubtLocked(name string, t *token, i int, until time.Time) {
+	if t.doubts == nil {
+		t.doubts = map[int]time.Time{}
 	}
-}
-
-// round begins a renewal of the token. While it goes on, it is known whether the token has been released.
-func (q *quorum) round(name string) *token {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	t := q.tokenLocked(name)
-	t.rounds++
-	return t
-}
-
-func (q *quorum) endRound(name string, t *token) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	t.rounds--
-	q.dropLocked(name, t)
+	t.doubts[i] = until
+	time.AfterFunc(time.Until(until), func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if t.doubts[i] == until {
+			delete(t.doubts, i)
+			q.dropLocked(name, t)
+		}
+	})
 }
 
 // install gives the token back to a node that has lost it, in the background: unless another has the key there by now,
-// or the token is released.
-func (q *quorum) install(r lock.Request, t *token, i int) {
+// or the lease is given up. It looks whether it is with q.mu locked, as the release does that follows.
+func (q *quorum) install(r lock.Request, i int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if r.Live != nil && !r.Live() {
+		return
+	}
+	t := q.tokenLocked(r.Token)
 	if t.ended != nil || t.taking[i] > 0 {
+		q.dropLocked(r.Token, t)
 		return
 	}
 	t.taking[i]++
@@ -139,7 +127,8 @@ func (q *quorum) release(ctx context.Context, r lock.Request, nodes set, need in
 				waits.add(i)
 			}
 		}
-		t.ended, t.waits, v.doubt = v, waits, t.doubt
+		t.ended, t.waits, v.doubts = v, waits, t.doubts
+		t.doubts = nil
 		q.dropLocked(r.Token, t)
 	}
 	q.mu.Unlock()
@@ -147,19 +136,29 @@ func (q *quorum) release(ctx context.Context, r lock.Request, nodes set, need in
 	return v
 }
 
-func (v *vote) doubts(i int) {
+// doubt tells a release that the key may yet come to a node.
+func (v *vote) doubt(i int, until time.Time) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.doubt.add(i)
+	if v.doubts == nil {
+		v.doubts = map[int]time.Time{}
+	}
+	v.doubts[i] = until
 }
 
 // gave sees to it that a node is released again if it has failed, or if the key may come yet.
 func (v *vote) gave(i int, err error) {
 	v.mu.Lock()
-	mayCome := v.doubt.has(i)
+	doubt, mayCome := v.doubts[i]
 	v.mu.Unlock()
-	if err == nil || lock.IsPermanent(err) || errors.Is(err, lock.ErrLost) && !mayCome {
+	until := time.Now().Add(v.req.TTL)
+	switch {
+	case mayCome:
+		if doubt.After(until) {
+			until = doubt
+		}
+	case err == nil, errors.Is(err, lock.ErrLost), lock.IsPermanent(err):
 		return
 	}
-	v.q.nodes[i].clear(v.req, time.Now().Add(v.req.TTL), mayCome)
+	v.q.nodes[i].clear(v.req, until, mayCome)
 }

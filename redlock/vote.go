@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,18 +37,18 @@ func renewOne(s lock.Store, ctx context.Context, r lock.Request) (reply lock.Rep
 // vote is one question to several nodes, and the count of their answers. Votes are used again, as all that they are made
 // of would cost more than the rest of an acquire.
 type vote struct {
-	q       *quorum
-	calls   []func()        // one for each node, to be run in a goroutine
-	decided chan struct{}   // gets a value when it is, once
-	ctx     context.Context // not a part of the vote, as go-redis may keep it for longer
-	op      *op
-	req     lock.Request
+	q     *quorum
+	calls []func()        // one for each node, to be run in a goroutine
+	news  chan struct{}   // gets a value when no quorum can say yes any more, and when the vote is decided
+	ctx   context.Context // not a part of the vote, as go-redis may keep it for longer
+	op    *op
+	req   lock.Request
 
 	mu   sync.Mutex // guards all below; the count is the asker's alone after wait
 	uses int        // the asker, and the calls that have not returned
 	left bool       // nothing is counted any more
 	count
-	doubt set // of a release: nodes where the key may come yet
+	doubts map[int]time.Time // of a release: nodes where the key may come yet, and until when
 }
 
 // count is the state of a vote.
@@ -76,7 +77,7 @@ func (values) Done() <-chan struct{}       { return nil }
 func (values) Err() error                  { return nil }
 
 func newVote(q *quorum) *vote {
-	v := &vote{q: q, decided: make(chan struct{}, 1), count: count{answers: make([]answer, len(q.nodes))}}
+	v := &vote{q: q, news: make(chan struct{}, 2), count: count{answers: make([]answer, len(q.nodes))}}
 	for i := range q.nodes {
 		v.calls = append(v.calls, func() { v.call(i) })
 	}
@@ -87,7 +88,7 @@ func newVote(q *quorum) *vote {
 func (q *quorum) open(ctx context.Context, o *op, r lock.Request, nodes set) *vote {
 	v := q.votes.Get().(*vote)
 	v.ctx, v.op, v.req = &values{ctx}, o, r
-	v.uses, v.left, v.doubt = 1+nodes.len(), false, 0
+	v.uses, v.left, v.doubts = 1+nodes.len(), false, nil
 	v.count = count{need: q.need, open: nodes, answers: v.answers}
 	q.count(nodes.len())
 	return v
@@ -129,10 +130,10 @@ func (v *vote) call(i int) {
 func (v *vote) answer(i int, reply lock.Reply, err error) {
 	v.mu.Lock()
 	if !v.left {
-		before := v.done()
+		done, hopeless := v.done(), v.hopeless()
 		v.add(i, reply, err)
-		if !before && v.done() {
-			v.decided <- struct{}{}
+		if done != v.done() || hopeless != v.hopeless() {
+			v.news <- struct{}{}
 		}
 	}
 	v.mu.Unlock()
@@ -160,19 +161,43 @@ func (c *count) add(i int, reply lock.Reply, err error) {
 
 // done tells whether the answers to come can change nothing.
 func (c *count) done() bool {
-	yes, no, open := c.yes.len(), (c.held | c.lost).len(), c.open.len()
-	return yes >= c.need || yes+open < c.need && (no >= c.need || no+open < c.need)
+	no, open := (c.held | c.lost).len(), c.open.len()
+	return c.yes.len() >= c.need || c.hopeless() && (no >= c.need || no+open < c.need)
 }
+
+// hopeless tells whether the answers to come can bring no quorum.
+func (c *count) hopeless() bool { return c.yes.len()+c.open.len() < c.need }
+
+// grace is how long more is waited for a vote that can't be won: another answer may tell why.
+const grace = 50 * time.Millisecond
 
 // wait returns when the vote is decided, or ctx ends. From then on answers are not counted.
 func (v *vote) wait(ctx context.Context) {
-	if ctx.Err() == nil {
+	defer v.leave()
+	var over <-chan time.Time
+	for ctx.Err() == nil {
+		done, hopeless := v.state()
+		switch {
+		case done:
+			return
+		case hopeless && over == nil:
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			over = timer.C
+		}
 		select {
-		case <-v.decided:
+		case <-v.news:
+		case <-over:
+			return
 		case <-ctx.Done():
 		}
 	}
-	v.leave()
+}
+
+func (v *vote) state() (done, hopeless bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.done(), v.hopeless()
 }
 
 // leave ends the counting.
@@ -180,9 +205,8 @@ func (v *vote) leave() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.left = true
-	select {
-	case <-v.decided:
-	default:
+	for len(v.news) > 0 {
+		<-v.news
 	}
 }
 
@@ -202,15 +226,36 @@ func (v *vote) free() {
 // won tells whether a quorum has said yes.
 func (c *count) won() bool { return c.yes.len() >= c.need }
 
-// errs joins what the nodes said that did not say yes.
+// errs is what the nodes said that did not say yes; nil if there are none.
 func (c *count) errs() error {
-	var errs []error
+	var errs nodeErrors
 	for i, a := range c.answers {
 		if a.err != nil {
-			errs = append(errs, &NodeError{i, a.err})
+			errs = append(errs, &NodeError{i, unmarked(a.err)})
 		}
 	}
-	return errors.Join(errs...)
+	if errs == nil {
+		return nil
+	}
+	return errs
+}
+
+// unmarked is err without the mark of Permanent, which is true of the node but maybe not of the quorum.
+func unmarked(err error) error {
+	if lock.IsPermanent(err) {
+		if inner := errors.Unwrap(err); inner != nil {
+			return inner
+		}
+	}
+	return err
+}
+
+// wrap adds what the nodes said to err.
+func (c *count) wrap(err error) error {
+	if errs := c.errs(); errs != nil {
+		return fmt.Errorf("%w: %w", err, errs)
+	}
+	return err
 }
 
 // permanent tells whether waiting can't bring a quorum, as too many nodes refuse for good.
@@ -226,22 +271,29 @@ func (c *count) permanent() bool {
 
 // noQuorum is the error of a vote that too few nodes took part in.
 func (c *count) noQuorum() error {
-	err := fmt.Errorf("%w: %w", ErrNoQuorum, strip(c.errs()))
-	if c.permanent() {
+	if err := c.wrap(ErrNoQuorum); !c.permanent() {
+		return err
+	} else {
 		return lock.Permanent(err)
 	}
-	return err
 }
+
+// undecided is the error of a vote that ctx has ended.
+func (c *count) undecided(ctx context.Context) error {
+	return c.wrap(fmt.Errorf("%w: no quorum of answers: %w", lock.ErrUnknown, cmp.Or(context.Cause(ctx), errTooSlow)))
+}
+
+var errTooSlow = errors.New("nodes are too slow")
 
 // refusal is the error of a failed vote on a lock.
 func (c *count) refusal(ctx context.Context) error {
 	switch {
 	case c.oneHolder() >= c.need:
-		return fmt.Errorf("%w: %w", lock.ErrHeld, c.errs())
-	case !c.done():
-		return fmt.Errorf("%w: no quorum of answers: %w", lock.ErrUnknown, errors.Join(context.Cause(ctx), strip(c.errs())))
+		return c.wrap(lock.ErrHeld)
+	case !c.done() && ctx.Err() != nil:
+		return c.undecided(ctx)
 	case c.split():
-		return fmt.Errorf("%w: %w", ErrSplit, strip(c.errs()))
+		return c.wrap(ErrSplit)
 	default:
 		return c.noQuorum()
 	}
@@ -264,11 +316,10 @@ func (c *count) own() bool {
 }
 
 // oneHolder returns at how many nodes the most successful other holds the lock, as far as they tell.
-func (c *count) oneHolder() int {
-	most := 0
+func (c *count) oneHolder() (most int) {
 	holders := map[string]int{}
 	for i, a := range c.answers {
-		if c.held.has(i) && a.reply.Holder != "" {
+		if c.held.has(i) { // those that nobody has named count as one
 			holders[a.reply.Holder]++
 			most = max(most, holders[a.reply.Holder])
 		}
@@ -281,9 +332,9 @@ func (c *count) oneHolder() int {
 func (c *count) loss(ctx context.Context) error {
 	switch {
 	case c.lost.len() >= c.need:
-		return fmt.Errorf("%w: %w", lock.ErrLost, c.errs())
+		return c.wrap(lock.ErrLost)
 	case !c.done() || c.unknown != 0 || c.yes != 0: // some nodes have done it, or may have
-		return fmt.Errorf("%w: %w", lock.ErrUnknown, errors.Join(context.Cause(ctx), strip(c.errs())))
+		return c.undecided(ctx)
 	default:
 		return c.noQuorum()
 	}
@@ -332,17 +383,3 @@ func (c *count) listeners() int {
 	}
 	return most
 }
-
-// strip hides from errors.Is what is true of some node but not of the lock: it is neither held, nor lost, nor unknown,
-// as all that was taken is given back.
-func strip(err error) error {
-	if err == nil {
-		return nil
-	}
-	return stripped{err}
-}
-
-type stripped struct{ error }
-
-func (s stripped) Is(error) bool      { return false }
-func (s stripped) As(target any) bool { return errors.As(s.error, target) }
