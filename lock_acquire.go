@@ -401,10 +401,10 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 	}
 	sent := now()
 	reply, err := l.core.store.Acquire(ctx, a.req)
-	a.req.Again = true
+	a.req.Again, a.req.Used = true, true
 	switch {
 	case err != nil && reply.Spent:
-		a.req.Token, a.strays = newToken(), strays{}
+		a.req.Token, a.req.Used, a.strays = newToken(), false, strays{}
 	case errors.Is(err, ErrUnknown):
 		a.unknown = err
 		a.strays.add(sent)

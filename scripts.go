@@ -68,7 +68,8 @@ type Request struct {
 	Token string
 	TTL   time.Duration // of Acquire and Renew, in whole milliseconds; of Release, how long the key may last at most
 	Fence FenceMode     // of Acquire, and of Renew with a Count
-	Again bool          // of Acquire: the token was sent before, or the key is known to be held
+	Again bool          // of Acquire: the token was sent before, or the key is known to be held: ask for more than a yes
+	Used  bool          // of Acquire: the token was sent before
 	Count int           // of Acquire: fences to reserve beside the grant's own; of Renew: grants that are to follow
 	Floor Fence         // of Renew: the highest fence known: the counter rises to it, and what is reserved lies above
 	Hold  time.Duration // of Release: how much longer the key stays, although nobody holds it

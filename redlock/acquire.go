@@ -18,18 +18,22 @@ const (
 	minSpread = time.Millisecond
 	maxSpread = 32 * time.Millisecond
 	maxSplit  = time.Second // how long, at most
+
+	// One who has votes for longer than that is no contender, but holds the lock, also where too few nodes can tell.
+	steady = 2 * grace
 )
 
 // Acquire holds a vote. If it is split, as several hold one at the same time, all give back what they have and vote
 // again after a random while, so that one of them gets the lock even if each makes one attempt. Each vote has a token of
-// its own, which is used for no other.
+// its own, which is used for no other: so those who have votes again and again under one token hold the lock.
 func (q *quorum) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error) {
 	r.Limit = patience(r.TTL)
 	end := time.Now().Add(min(r.TTL/4, maxSplit))
 	token := r.Token
-	used := r.Again // the token may have been sent before
+	var since time.Time // when the holder was first seen
+	holder := ""
 	for spread := minSpread; ; spread = min(2*spread, maxSpread) {
-		reply, again, err := q.take(ctx, r, used)
+		reply, again, err := q.take(ctx, r)
 		if err == nil {
 			if r.Token != token {
 				reply.Token = r.Token
@@ -37,16 +41,21 @@ func (q *quorum) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error
 			return reply, nil
 		}
 		reply.Spent = true
+		if now := time.Now(); reply.Holder != holder {
+			holder, since = reply.Holder, now
+		} else if holder != "" && again && now.Sub(since) > steady {
+			return reply, fmt.Errorf("%w: %w", lock.ErrHeld, err)
+		}
 		if !again || r.Again && !time.Now().Before(end) || !wait.Sleep(ctx, rand.N(spread)) {
 			return reply, err
 		}
-		r.Token, r.Again, used = uuid.NewString(), true, false
+		r.Token, r.Again, r.Used = uuid.NewString(), true, false
 	}
 }
 
 // take is one vote. If it fails, it tells whether another is of use: who has the lock is known only after a vote that
 // asks for it.
-func (q *quorum) take(ctx context.Context, r lock.Request, used bool) (reply lock.Reply, again bool, err error) {
+func (q *quorum) take(ctx context.Context, r lock.Request) (reply lock.Reply, again bool, err error) {
 	q.taking(r.Token, q.all)
 	v := q.ask(ctx, taking, r, q.all)
 	defer v.free()
@@ -57,10 +66,10 @@ func (q *quorum) take(ctx context.Context, r lock.Request, used bool) (reply loc
 		}
 	} else {
 		err, again = v.refusal(ctx), v.split() || !r.Again && v.taken()
-		reply = lock.Reply{Remaining: v.remaining()}
+		reply = lock.Reply{Remaining: v.remaining(), Holder: v.holder()}
 	}
 	maybe := v.yes | v.unknown | v.open
-	if used {
+	if r.Used {
 		maybe = q.all
 	}
 	q.giveBack(ctx, r, v, maybe, again)
@@ -112,7 +121,7 @@ func (q *quorum) giveBack(ctx context.Context, r lock.Request, v *vote, maybe se
 	if maybe == 0 {
 		return
 	}
-	back := q.release(ctx, lock.Request{Key: r.Key, Token: r.Token, TTL: r.TTL, Limit: r.Limit, Quiet: v.done()}, maybe, v.yes.len())
+	back := q.release(ctx, lock.Request{Key: r.Key, Token: r.Token, TTL: r.TTL, Limit: r.Limit, Quiet: ctx.Err() == nil}, maybe, v.yes.len())
 	defer back.free()
 	if await && v.yes != 0 {
 		back.wait(ctx)

@@ -205,7 +205,7 @@ func TestSpentTokenStaysAtNodesThatRefuse(t *testing.T) {
 		links[1].tune(func(l *link) { l.refusal = errRefused })
 		links[2].tune(func(l *link) { l.refusal = errRefused })
 		r := req("T")
-		r.Again = true
+		r.Again, r.Used = true, true
 		reply, err := s.Acquire(t.Context(), r)
 		require.Error(t, err)
 		require.True(t, reply.Spent)
@@ -574,7 +574,7 @@ func TestTwoLateTakesOfOneToken(t *testing.T) {
 		time.Sleep(time.Second)
 		links[2].tune(func(l *link) { l.taking = 8 * time.Second })
 		r := req("T")
-		r.Again = true
+		r.Again, r.Used = true, true
 		_, err = s.Acquire(t.Context(), r)
 		require.NoError(t, err)
 		time.Sleep(time.Second)

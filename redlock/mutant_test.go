@@ -130,3 +130,19 @@ func TestNoVoteHasATokenThatWasGivenBack(t *testing.T) {
 		})
 	}
 }
+
+func TestNodesThatGetTheTokenAgainDoNotCountBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(5)
+		l, _ := c.process(t)
+		lk := acquire(t, l, "n")
+		synctest.Wait() // for all five
+		for _, n := range c.nodes[:3] {
+			n.wipe()
+		}
+		time.Sleep(ttl / 2)
+		lost := context.Cause(lk.Context())
+		_ = lk.Release(t.Context())
+		require.ErrorIs(t, lost, lock.ErrLost, "another may have been granted the lock by the three meanwhile")
+	})
+}

@@ -39,7 +39,7 @@ func renewOne(s lock.Store, ctx context.Context, r lock.Request) (reply lock.Rep
 type vote struct {
 	q     *quorum
 	calls []func()        // one for each node, to be run in a goroutine
-	news  chan struct{}   // gets a value when no quorum can say yes any more, and when the vote is decided
+	news  chan struct{}   // gets a value when the vote is decided, and when there is no use in waiting for long
 	ctx   context.Context // not a part of the vote, as go-redis may keep it for longer
 	op    *op
 	req   lock.Request
@@ -77,7 +77,7 @@ func (values) Done() <-chan struct{}       { return nil }
 func (values) Err() error                  { return nil }
 
 func newVote(q *quorum) *vote {
-	v := &vote{q: q, news: make(chan struct{}, 2), count: count{answers: make([]answer, len(q.nodes))}}
+	v := &vote{q: q, news: make(chan struct{}, 4), count: count{answers: make([]answer, len(q.nodes))}}
 	for i := range q.nodes {
 		v.calls = append(v.calls, func() { v.call(i) })
 	}
@@ -130,9 +130,9 @@ func (v *vote) call(i int) {
 func (v *vote) answer(i int, reply lock.Reply, err error) {
 	v.mu.Lock()
 	if !v.left {
-		done, hopeless := v.done(), v.hopeless()
+		done, poor := v.done(), v.poor()
 		v.add(i, reply, err)
-		if done != v.done() || hopeless != v.hopeless() {
+		if done != v.done() || poor != v.poor() {
 			v.news <- struct{}{}
 		}
 	}
@@ -168,7 +168,11 @@ func (c *count) done() bool {
 // hopeless tells whether the answers to come can bring no quorum.
 func (c *count) hopeless() bool { return c.yes.len()+c.open.len() < c.need }
 
-// grace is how long more is waited for a vote that can't be won: another answer may tell why.
+// poor tells whether slow nodes are not worth waiting for: the vote is lost, so that they could only tell why, or others
+// have votes, and keeping the own ones from them helps nobody.
+func (c *count) poor() bool { return c.hopeless() || c.held != 0 }
+
+// grace is how long slow nodes are waited for then.
 const grace = 50 * time.Millisecond
 
 // wait returns when the vote is decided, or ctx ends. From then on answers are not counted.
@@ -176,11 +180,11 @@ func (v *vote) wait(ctx context.Context) {
 	defer v.leave()
 	var over <-chan time.Time
 	for ctx.Err() == nil {
-		done, hopeless := v.state()
+		done, poor := v.state()
 		switch {
 		case done:
 			return
-		case hopeless && over == nil:
+		case poor && over == nil:
 			timer := time.NewTimer(grace)
 			defer timer.Stop()
 			over = timer.C
@@ -194,10 +198,10 @@ func (v *vote) wait(ctx context.Context) {
 	}
 }
 
-func (v *vote) state() (done, hopeless bool) {
+func (v *vote) state() (done, poor bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.done(), v.hopeless()
+	return v.done(), v.poor()
 }
 
 // leave ends the counting.
@@ -338,6 +342,20 @@ func (c *count) loss(ctx context.Context) error {
 	default:
 		return c.noQuorum()
 	}
+}
+
+// holder returns who holds the lock at all nodes that refused it; empty if they are several, or not known.
+func (c *count) holder() (name string) {
+	for i, a := range c.answers {
+		switch {
+		case !c.held.has(i):
+		case a.reply.Holder == "" || name != "" && name != a.reply.Holder:
+			return ""
+		default:
+			name = a.reply.Holder
+		}
+	}
+	return name
 }
 
 // remaining is when the vote may be won: when as many leases have ended as the quorum lacks. Zero if it is not known.
