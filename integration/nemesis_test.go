@@ -2,13 +2,16 @@ package integration
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,6 +33,8 @@ const workers = 5
 // nemesis makes faults on the safe rows: those after which one holder at a time is promised.
 type nemesis struct {
 	*world
+	admin  *redis.Client // with a connection of its own, from before anything is broken
+	offset string        // the file that moves the server's clock, if there is one
 
 	mu     sync.Mutex // guards counts
 	counts map[string]int
@@ -112,13 +117,21 @@ func (n *nemesis) stop(d time.Duration) {
 	n.server.Resume()
 }
 
-// do asks the server something, on a connection of its own.
+func newNemesis(w *world) *nemesis {
+	n := &nemesis{world: w, counts: map[string]int{}}
+	n.admin = w.server.Client(w.t, func(o *redis.Options) { o.PoolSize, o.MaxRetries = 1, -1 })
+	n.do("ping")
+	return n
+}
+
+// do asks the server something.
 func (n *nemesis) do(args ...any) {
-	rdb := redis.NewClient(&redis.Options{Addr: n.server.Addr(), MaxRetries: -1})
-	defer rdb.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	_ = rdb.Do(ctx, args...).Err() // the server may be down
+	err := n.admin.Do(ctx, args...).Err()
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) { // it was killed meanwhile
+		_ = n.admin.Do(ctx, args...).Err() // or is down
+	}
 }
 
 // replace kills a worker and starts another.
@@ -165,10 +178,10 @@ func TestNemesis(t *testing.T) {
 	}
 	t.Logf("-seed %d", seed)
 	names := strings.Fields("a b c d e f g h i j k l m n o p")
-	w := newWorld(t, worker.Config{Names: names, TTL: 2 * time.Second, Handoffs: 1, Goroutines: 12, Stay: 2 * time.Millisecond, Seed: seed},
+	w := newWorld(t, worker.Config{Names: names, Kept: []string{"k1", "k2", "k3", "k4"}, TTL: 2 * time.Second, Handoffs: 1, Goroutines: 12, Stay: 2 * time.Millisecond, Seed: seed},
 		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	w.ttls = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
-	n := &nemesis{world: w, counts: map[string]int{}}
+	n := newNemesis(w)
 	for range workers {
 		w.spawn()
 	}

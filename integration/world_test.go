@@ -37,7 +37,8 @@ type world struct {
 	server   *redistest.Server
 	resource *redistest.Server
 	config   worker.Config
-	ttls     []time.Duration // of workers, in turn
+	ttls     []time.Duration                             // of workers, in turn
+	keys     func(ctx context.Context) ([]string, error) // of locks that are left
 
 	mu      sync.Mutex // guards all below
 	events  []history.Event
@@ -58,10 +59,35 @@ type process struct {
 
 func newWorld(t *testing.T, c worker.Config, args ...string) *world {
 	t.Helper()
+	server := redistest.Start(t, redistest.Redis7, args...)
+	w := worldOf(t, c, server.Client(t))
+	w.server = server
+	return w
+}
+
+// worldOf is a world around a Redis that the workers find by themselves.
+func worldOf(t *testing.T, c worker.Config, rdb redis.UniversalClient) *world {
 	return &world{
-		t: t, config: c, ttls: []time.Duration{c.TTL}, frozen: map[int][]history.Window{},
-		server: redistest.Start(t, redistest.Redis7, args...), resource: redistest.Start(t, redistest.Redis7),
+		t: t, config: c, ttls: []time.Duration{c.TTL}, frozen: map[int][]history.Window{}, resource: redistest.Start(t, redistest.Redis7),
+		keys: func(ctx context.Context) ([]string, error) { return keysOf(ctx, rdb) },
 	}
+}
+
+// keysOf returns the locks that are left.
+func keysOf(ctx context.Context, rdb redis.UniversalClient) (all []string, err error) {
+	cluster, ok := rdb.(*redis.ClusterClient)
+	if !ok {
+		return rdb.Keys(ctx, "lock:*").Result()
+	}
+	var mu sync.Mutex // guards all
+	err = cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		keys, err := node.Keys(ctx, "lock:*").Result()
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, keys...)
+		return err
+	})
+	return all, err
 }
 
 // spawn starts a worker.
@@ -72,8 +98,12 @@ func (w *world) spawn() *process {
 	c := w.config
 	c.ID, c.Seed = w.last, c.Seed+uint64(w.last)
 	w.mu.Unlock()
-	p := &process{id: c.ID, proxy: redistest.ProxyTo(w.t, w.server.Addr()), gone: make(chan struct{})}
-	c.Addr, c.Resource = p.proxy.Listen(w.t), w.resource.Addr()
+	p := &process{id: c.ID, gone: make(chan struct{})}
+	if c.Addr == "" {
+		p.proxy = redistest.ProxyTo(w.t, w.server.Addr())
+		c.Addr = p.proxy.Listen(w.t)
+	}
+	c.Resource = w.resource.Addr()
 	c.Plain = c.ID%3 == 0
 	c.TTL = w.ttls[c.ID%len(w.ttls)]
 	exe, err := os.Executable()
@@ -149,9 +179,8 @@ func (w *world) requireNoKeys() {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*w.config.TTL+10*time.Second)
 	defer cancel()
-	rdb := w.server.Client(w.t)
 	for {
-		left, err := rdb.Keys(ctx, "lock:*").Result()
+		left, err := w.keys(ctx)
 		if err == nil && len(left) == 0 {
 			return
 		}

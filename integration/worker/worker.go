@@ -28,11 +28,15 @@ type Config struct {
 	Addr       string // where the locks are
 	Resource   string // where the registers are
 	Names      []string
+	Kept       []string // names that two goroutines more hold for as long as two TTLs
 	TTL        time.Duration
 	Clock      bool          // fences by the server's clock
+	Cluster    bool          // Addr is a node of a Redis Cluster
+	Sentinel   string        // Addr is a Sentinel's; this is the name of the primary
+	User       string        // and its password, for ACL
 	Handoffs   int           // see lock.WithMaxHandoffs; -1: the default
 	Goroutines int           // that take locks
-	Stay       time.Duration // the longest a lock is held, but for one in 200: twice the TTL
+	Stay       time.Duration // the longest that one of Names is held
 	Plain      bool          // a client without ContextTimeoutEnabled
 	Seed       uint64
 }
@@ -82,9 +86,7 @@ type worker struct {
 
 // Run takes locks until ctx ends.
 func Run(ctx context.Context, c Config, out io.Writer) {
-	rdb := redis.NewClient(&redis.Options{
-		Addr: c.Addr, ContextTimeoutEnabled: !c.Plain, DialTimeout: 500 * time.Millisecond, MinRetryBackoff: -1,
-	})
+	rdb := c.client()
 	defer rdb.Close()
 	w := &worker{Config: c, rec: history.NewRecorder(c.ID, out), resource: redis.NewClient(&redis.Options{Addr: c.Resource})}
 	defer w.resource.Close()
@@ -103,7 +105,15 @@ func Run(ctx context.Context, c Config, out io.Writer) {
 		rnd := rand.New(rand.NewPCG(c.Seed, uint64(i)))
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				w.turn(ctx, rnd)
+				w.turn(ctx, rnd, c.Names, c.Stay)
+			}
+		})
+	}
+	for i := range 2 * min(len(c.Kept), 1) {
+		rnd := rand.New(rand.NewPCG(c.Seed, uint64(c.Goroutines+i)))
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				w.turn(ctx, rnd, c.Kept, 2*c.TTL)
 			}
 		})
 	}
@@ -125,9 +135,25 @@ func (w *worker) watchStalls(ctx context.Context) {
 	}
 }
 
+func (c *Config) client() redis.UniversalClient {
+	o := &redis.UniversalOptions{
+		Addrs: []string{c.Addr}, ContextTimeoutEnabled: !c.Plain, DialTimeout: 500 * time.Millisecond, MinRetryBackoff: -1,
+		Username: c.User, Password: c.User,
+	}
+	switch {
+	case c.Cluster:
+		return redis.NewClusterClient(o.Cluster())
+	case c.Sentinel != "":
+		o.MasterName = c.Sentinel
+		return redis.NewFailoverClient(o.Failover())
+	default:
+		return redis.NewClient(o.Simple())
+	}
+}
+
 // turn takes a lock once, if it gets it in time.
-func (w *worker) turn(ctx context.Context, rnd *rand.Rand) {
-	name := w.Names[rnd.IntN(len(w.Names))]
+func (w *worker) turn(ctx context.Context, rnd *rand.Rand, names []string, stay time.Duration) {
+	name := names[rnd.IntN(len(names))]
 	take := w.locker.Acquire
 	if rnd.IntN(8) == 0 {
 		take = w.locker.TryAcquire
@@ -144,11 +170,11 @@ func (w *worker) turn(ctx context.Context, rnd *rand.Rand) {
 		}
 		return
 	}
-	w.hold(lk, name, at, rnd)
+	w.hold(lk, name, at, time.Duration(rnd.Int64N(int64(stay)+1)), rnd.IntN(4) == 0)
 }
 
-// hold raises the register while it has the lock, and gives it up.
-func (w *worker) hold(lk *lock.Lock, name string, at time.Duration, rnd *rand.Rand) {
+// hold raises the register while it has the lock, and gives it up after a while.
+func (w *worker) hold(lk *lock.Lock, name string, at, stay time.Duration, careless bool) {
 	grant := int(w.grants.Add(1))
 	event := func(kind history.Kind, at time.Duration, outcome string) {
 		w.rec.Add(history.Event{
@@ -167,10 +193,6 @@ func (w *worker) hold(lk *lock.Lock, name string, at time.Duration, rnd *rand.Ra
 		}
 	})
 	defer stop()
-	stay := time.Duration(rnd.Int64N(int64(w.Stay) + 1))
-	if rnd.IntN(200) == 0 {
-		stay = time.Duration(rnd.Int64N(int64(2 * w.TTL)))
-	}
 	if value, ok := w.claim(name, lk.Fence()); ok {
 		idle := time.NewTimer(stay)
 		select {
@@ -178,7 +200,7 @@ func (w *worker) hold(lk *lock.Lock, name string, at time.Duration, rnd *rand.Ra
 		case <-lk.Context().Done():
 		}
 		idle.Stop()
-		if rnd.IntN(4) == 0 || lk.Valid() { // now and then one that does not look: the register has to
+		if careless || lk.Valid() { // if the holder does not look, the register has to
 			w.write(name, lk.Fence(), value+1)
 		}
 	}

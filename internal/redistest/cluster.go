@@ -26,7 +26,7 @@ func StartCluster(tb testing.TB, kind Kind, primaries int) *Cluster {
 	tb.Helper()
 	c := &Cluster{}
 	for range primaries {
-		c.Servers = append(c.Servers, startNode(tb, kind))
+		c.Servers = append(c.Servers, StartNode(tb, kind))
 	}
 	ctx, stop := context.WithTimeout(context.Background(), waitLimit)
 	defer stop()
@@ -36,7 +36,8 @@ func StartCluster(tb testing.TB, kind Kind, primaries int) *Cluster {
 	return c
 }
 
-func startNode(tb testing.TB, kind Kind) *Server {
+// StartNode runs a server that may become a node of a cluster.
+func StartNode(tb testing.TB, kind Kind) *Server {
 	tb.Helper()
 	bus, err := freePort() // by default it is 10000 above the other, where there may be none
 	if err != nil {
@@ -76,7 +77,7 @@ func (c *Cluster) join(ctx context.Context, i int, s *Server) error {
 		return nil
 	}
 	host, port, _ := net.SplitHostPort(s.addr)
-	return c.Servers[0].do(ctx, "CLUSTER", "MEET", host, port, s.arg("--cluster-port"))
+	return c.Servers[0].do(ctx, "CLUSTER", "MEET", host, port, s.BusPort())
 }
 
 // whole returns nil when a node sees all the others and all slots.
@@ -91,6 +92,9 @@ func (c *Cluster) whole(ctx context.Context, s *Server) error {
 	}
 	return nil
 }
+
+// BusPort returns the port at which a node that was started by StartNode talks to others.
+func (s *Server) BusPort() string { return s.arg("--cluster-port") }
 
 // Addrs returns the addresses of all nodes.
 func (c *Cluster) Addrs() []string {
