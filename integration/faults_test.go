@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,9 +30,11 @@ type row struct {
 	overlap bool
 	setup   func(n *nemesis) // before the workers begin
 	clock   bool             // the server's can be set
+	pool    int              // connections of a worker
+	sql     bool             // the registers are in SQLite
 }
 
-const faultTTL = time.Second
+const faultTTL = 600 * time.Millisecond
 
 func sleep(d time.Duration) { time.Sleep(d) }
 
@@ -140,6 +143,9 @@ var rows = []row{
 		sleep(time.Second)
 		n.do("config", "set", "maxclients", "10000")
 	}},
+	{fault: "pool of one connection, for eight goroutines", pool: 1, make: func(*nemesis) { sleep(time.Second) }},
+	{fault: "SIGSTOP of a client, the register in SQLite", sql: true, make: func(n *nemesis) { n.freeze(n.workers[0], faultTTL*3/2) }},
+	{fault: "FLUSHALL, the register in SQLite", sql: true, overlap: true, make: func(n *nemesis) { n.do("flushall"); sleep(time.Second) }},
 	{fault: "slow link: 100 ms", make: func(n *nemesis) {
 		all(func(p *redistest.Proxy) { p.Latency(100 * time.Millisecond) })(n)
 		sleep(time.Second)
@@ -168,7 +174,7 @@ var rows = []row{
 	}},
 	{fault: "replies lost after the effect, connection closed", make: some(commands, redistest.DropReply(), 20)},
 	{fault: "replies lost after the effect, connection silent", make: some(commands, redistest.SwallowReply(), 10)},
-	{fault: "requests that arrive late", make: some(commands, redistest.DelayRequest(600*time.Millisecond), 10)},
+	{fault: "requests that arrive late", make: some(commands, redistest.DelayRequest(faultTTL/2), 10)},
 	{fault: "requests that arrive after the TTL", make: some(commands, redistest.DelayRequest(faultTTL*3/2), 5)},
 	{fault: "server clock a minute forward", overlap: true, make: func(n *nemesis) { n.clock(time.Minute); sleep(time.Second) }, clock: true},
 	{fault: "server clock a minute back", make: func(n *nemesis) { n.clock(-time.Minute); sleep(time.Second) }, clock: true},
@@ -225,13 +231,16 @@ func TestFaults(t *testing.T) {
 func (r *row) config() worker.Config {
 	return worker.Config{
 		Names: strings.Fields("a b c d"), Kept: []string{"k1", "k2"}, TTL: faultTTL, Handoffs: 2, Goroutines: 6, Stay: 5 * time.Millisecond,
-		Clock: r.overlap, Seed: uint64(time.Now().UnixNano()),
+		Clock: r.overlap, Pool: r.pool, Seed: uint64(time.Now().UnixNano()),
 	}
 }
 
-// fault runs a row: holders, waiters and acquirers in three processes, a second of peace, the fault, and a while to recover.
+// fault runs a row: holders, waiters and acquirers in three processes, some peace, the fault, and a while to recover.
 func fault(t *testing.T, r row) result {
 	c := r.config()
+	if r.sql {
+		c.Resource = filepath.Join(t.TempDir(), "registers")
+	}
 	offset := clockShim(t, r.clock)
 	n := newNemesis(newWorld(t, c, r.args...))
 	n.offset = offset
@@ -248,7 +257,7 @@ func (n *nemesis) suffer(r row) result {
 	for range 3 {
 		w.spawn()
 	}
-	sleep(time.Second)
+	sleep(700 * time.Millisecond)
 	from := history.Now()
 	r.make(n)
 	to := history.Now()
@@ -259,7 +268,7 @@ func (n *nemesis) suffer(r row) result {
 	conditions := w.conditions()
 	conditions.Overlap = r.overlap
 	if r.fault == "nothing" {
-		conditions.Calm = []history.Window{{From: from - time.Second, To: to}}
+		conditions.Calm = []history.Window{{From: from - 700*time.Millisecond, To: to + time.Second}}
 	}
 	res := result{Report: history.Check(events, conditions), row: r, errors: failures(events)}
 	for _, e := range events {

@@ -103,7 +103,9 @@ func (w *world) spawn() *process {
 		p.proxy = redistest.ProxyTo(w.t, w.server.Addr())
 		c.Addr = p.proxy.Listen(w.t)
 	}
-	c.Resource = w.resource.Addr()
+	if c.Resource == "" {
+		c.Resource = w.resource.Addr()
+	}
 	c.Plain = c.ID%3 == 0
 	c.TTL = w.ttls[c.ID%len(w.ttls)]
 	exe, err := os.Executable()

@@ -19,21 +19,20 @@ import (
 
 	"github.com/seed-b640e7e9/lock"
 	"github.com/seed-b640e7e9/lock/integration/history"
-	"github.com/seed-b640e7e9/lock/internal/keys"
 )
 
 // Config is what a worker does.
 type Config struct {
 	ID         int
 	Addr       string // where the locks are
-	Resource   string // where the registers are
+	Resource   string // where the registers are: a Redis, or a file for SQLite
+	Pool       int    // connections; 0: the default
 	Names      []string
 	Kept       []string // names that two goroutines more hold for as long as two TTLs
 	TTL        time.Duration
 	Clock      bool          // fences by the server's clock
 	Cluster    bool          // Addr is a node of a Redis Cluster
 	Sentinel   string        // Addr is a Sentinel's; this is the name of the primary
-	User       string        // and its password, for ACL
 	Handoffs   int           // see lock.WithMaxHandoffs; -1: the default
 	Goroutines int           // that take locks
 	Stay       time.Duration // the longest that one of Names is held
@@ -78,7 +77,7 @@ type worker struct {
 	Config
 	rec      *history.Recorder
 	locker   *lock.Locker
-	resource *redis.Client
+	register register
 	store    *watched
 	grants   atomic.Int64
 	ops      atomic.Int64
@@ -88,8 +87,10 @@ type worker struct {
 func Run(ctx context.Context, c Config, out io.Writer) {
 	rdb := c.client()
 	defer rdb.Close()
-	w := &worker{Config: c, rec: history.NewRecorder(c.ID, out), resource: redis.NewClient(&redis.Options{Addr: c.Resource})}
-	defer w.resource.Close()
+	w := &worker{Config: c, rec: history.NewRecorder(c.ID, out)}
+	var closeRegister func()
+	w.register, closeRegister = openRegister(c.Resource)
+	defer closeRegister()
 	w.store = &watched{Store: lock.NewStore(rdb), rec: w.rec}
 	opts := []lock.Option{lock.WithTTL(c.TTL), lock.WithFencing(), lock.WithLogger(slog.New(slog.DiscardHandler))}
 	if c.Clock {
@@ -138,7 +139,7 @@ func (w *worker) watchStalls(ctx context.Context) {
 func (c *Config) client() redis.UniversalClient {
 	o := &redis.UniversalOptions{
 		Addrs: []string{c.Addr}, ContextTimeoutEnabled: !c.Plain, DialTimeout: 500 * time.Millisecond, MinRetryBackoff: -1,
-		Username: c.User, Password: c.User,
+		PoolSize: c.Pool, MaxActiveConns: c.Pool, PoolTimeout: 100 * time.Millisecond,
 	}
 	switch {
 	case c.Cluster:
@@ -212,45 +213,19 @@ func (w *worker) hold(lk *lock.Lock, name string, at, stay time.Duration, carele
 	event(history.Released, history.Now(), outcome)
 }
 
-// claimScript reads a register for a fence, which it remembers: lower ones are refused from then on, also in writing.
-var claimScript = redis.NewScript(`
-local seen = tonumber(redis.call('GET', KEYS[2]) or '0')
-if tonumber(ARGV[1]) < seen then
-  return 'stale'
-end
-redis.call('SET', KEYS[2], ARGV[1])
-return redis.call('GET', KEYS[1]) or '0'
-`)
-
 func (w *worker) claim(name string, f lock.Fence) (value int64, ok bool) {
 	e := history.Event{Kind: history.Read, Name: name, Fence: int64(f)}
-	outcome := w.operate(e, func(e *history.Event) string {
-		cmd := claimScript.Run(context.Background(), w.resource, []string{"register:" + name, keys.Mark("register:" + name)}, int64(f))
-		if cmd.Err() == nil && cmd.Val() == "stale" {
-			return history.Stale
-		}
-		n, err := cmd.Int64()
-		value, e.Value = n, n
-		if err != nil {
-			return history.Unknown
-		}
-		return history.Accepted
+	outcome := w.operate(e, func(e *history.Event) (outcome string) {
+		e.Value, outcome = w.register.claim(context.Background(), name, f)
+		value = e.Value
+		return outcome
 	})
 	return value, outcome == history.Accepted
 }
 
 func (w *worker) write(name string, f lock.Fence, value int64) {
 	e := history.Event{Kind: history.Write, Name: name, Fence: int64(f), Value: value}
-	w.operate(e, func(*history.Event) string {
-		switch err := f.Set(context.Background(), w.resource, "register:"+name, value); {
-		case err == nil:
-			return history.Accepted
-		case errors.Is(err, lock.ErrStale):
-			return history.Stale
-		default:
-			return history.Unknown
-		}
-	})
+	w.operate(e, func(*history.Event) string { return w.register.write(context.Background(), name, f, value) })
 }
 
 // operate records an operation before and after.
