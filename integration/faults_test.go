@@ -240,6 +240,7 @@ func fault(t *testing.T, r row) result {
 	c := r.config()
 	if r.sql {
 		c.Resource = filepath.Join(t.TempDir(), "registers")
+		require.NoError(t, worker.CreateRegisters(c.Resource))
 	}
 	offset := clockShim(t, r.clock)
 	n := newNemesis(newWorld(t, c, r.args...))

@@ -166,7 +166,7 @@ func rage[F any](n *nemesis, ctx context.Context, rnd *rand.Rand, faults map[str
 			}
 			make(faults[kind], time.Duration(20+rnd.IntN(300))*time.Millisecond)
 			n.count(kind)
-			time.Sleep(time.Duration(rnd.IntN(60)) * time.Millisecond)
+			time.Sleep(time.Duration(rnd.IntN(250)) * time.Millisecond)
 		}
 	}
 }
@@ -177,8 +177,8 @@ func TestNemesis(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("-seed %d", seed)
-	names := strings.Fields("a b c d e f g h i j k l m n o p")
-	w := newWorld(t, worker.Config{Names: names, Kept: []string{"k1", "k2", "k3", "k4"}, TTL: 2 * time.Second, Handoffs: 1, Goroutines: 12, Stay: 2 * time.Millisecond, Seed: seed},
+	names := strings.Fields("a b c d e f g h i j k l m n o p q r s t u v w x")
+	w := newWorld(t, worker.Config{Names: names, Kept: []string{"k1", "k2", "k3", "k4"}, TTL: 2 * time.Second, Handoffs: 0, Goroutines: 16, Stay: time.Millisecond, Seed: seed},
 		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
 	w.ttls = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 	n := newNemesis(w)

@@ -27,14 +27,22 @@ func openRegister(resource string) (register, func()) {
 		rdb := redis.NewClient(&redis.Options{Addr: resource})
 		return inRedis{rdb}, func() { _ = rdb.Close() }
 	}
-	db, err := sql.Open("sqlite", "file:"+resource+"?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_txlock=immediate")
+	db, err := sql.Open("sqlite", "file:"+resource+"?_pragma=busy_timeout(10000)&_txlock=immediate")
 	if err != nil {
 		panic(err)
 	}
-	if _, err := db.Exec(`CREATE TABLE IF NOT EXISTS register (name TEXT PRIMARY KEY, value INTEGER, fence INTEGER)`); err != nil {
-		panic(err)
-	}
 	return inSQL{db}, func() { _ = db.Close() }
+}
+
+// CreateRegisters makes the database, before there are workers that use it.
+func CreateRegisters(file string) error {
+	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=journal_mode(WAL)")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	_, err = db.Exec(`CREATE TABLE register (name TEXT PRIMARY KEY, value INTEGER, fence INTEGER)`)
+	return err
 }
 
 type inRedis struct{ rdb *redis.Client }
