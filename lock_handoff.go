@@ -63,7 +63,7 @@ func (g *grant) pass(to kind) *grant {
 	}
 	r.grants++
 	if l.lastLocked() { // the next is not bound by this one's WithMaxHold
-		l.planLocked(l.confirmed.time.Add(l.interval()))
+		l.planLocked(l.renewAt(l.confirmed))
 	}
 	g.endLocked(ErrReleased)
 	l.holder = next

@@ -325,7 +325,7 @@ type message struct {
 // setMessage is a SET NX.
 type setMessage struct {
 	message
-	cmd redis.BoolCmd
+	cmd redis.StatusCmd
 }
 
 // evalMessage is a call of a script.
@@ -339,13 +339,15 @@ func (s *single) Acquire(ctx context.Context, r Request) (Reply, error) {
 		return s.acquireByScript(ctx, r)
 	}
 	m := &setMessage{message: message{token: r.Token, ttl: r.TTL.Milliseconds()}}
-	m.cmd = *redis.NewBoolCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)
+	m.cmd = *redis.NewStatusCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)
 	m.Cmder = &m.cmd
-	if err := outcome(s.client.Process(ctx, &m.Message, r.Limit)); err != nil {
-		return Reply{}, err
-	}
-	if !m.cmd.Val() {
+	switch err := s.client.Process(ctx, &m.Message, r.Limit); {
+	case errors.Is(err, redis.Nil):
 		return Reply{}, ErrHeld
+	case err != nil:
+		return Reply{}, outcome(err)
+	case m.cmd.Val() != "OK":
+		return Reply{}, unexpected(m.cmd.Val())
 	}
 	return Reply{}, nil
 }
@@ -363,7 +365,11 @@ func (s *single) acquireByScript(ctx context.Context, r Request) (Reply, error) 
 	if err != nil {
 		return Reply{}, err
 	}
-	return readAcquired(reply)
+	got, err := readAcquired(reply)
+	if err == nil && r.Fence != FenceOff && (got.Fence <= 0 || !got.Own && got.Fence <= Fence(r.Count)) {
+		return Reply{}, unexpected(reply)
+	}
+	return got, err
 }
 
 func (f FenceMode) arg() string {
@@ -405,7 +411,7 @@ func readHeld(list []any) (Reply, error) {
 func readFence(reply any) (Fence, bool) {
 	text, _ := reply.(string)
 	n, err := strconv.ParseInt(text, 10, 64)
-	return Fence(n), err == nil
+	return Fence(n), err == nil && n >= 0
 }
 
 func unexpected(reply any) error { return fmt.Errorf("%w: unexpected reply %v", ErrUnknown, reply) }
@@ -435,11 +441,11 @@ func (s *single) Release(ctx context.Context, r Request) (Reply, error) {
 
 // readReleased reads what tell returns.
 func (s *single) readReleased(reply any) (Reply, error) {
-	if n, ok := reply.(int64); ok {
+	if n, ok := reply.(int64); ok && n > 0 {
 		return Reply{Listeners: int(n) - 1}, nil
 	}
 	list, ok := reply.([]any)
-	if !ok {
+	if !ok || len(list) > 1 {
 		return Reply{}, unexpected(reply)
 	}
 	r := Reply{Listeners: -1}
@@ -521,7 +527,7 @@ func (s *single) renewGroup(ctx context.Context, rs []Request, group []int, text
 		if whole != nil && cmd.Err() == nil && cmd.Val() == nil {
 			cmd.SetErr(whole) // go-redis does not, if the server has refused the connection
 		}
-		reply, err := readRenewed(cmd)
+		reply, err := readRenewed(cmd, rs[i].prolongs())
 		done(i, reply, err)
 	}
 	if len(again) > 0 {
@@ -529,10 +535,13 @@ func (s *single) renewGroup(ctx context.Context, rs []Request, group []int, text
 	}
 }
 
+// prolongs tells whether grants are to follow.
+func (r *Request) prolongs() bool { return r.Count > 0 || r.Floor > 0 }
+
 // renewal is the command that renews, or prolongs if grants are to follow, by the script's hash or its text.
 func (r *Request) renewal(text bool) []any {
 	sc := renewScript
-	if r.Count > 0 || r.Floor > 0 {
+	if r.prolongs() {
 		sc = prolongScript
 	}
 	eval, by := "evalsha", sc.sha
@@ -548,20 +557,21 @@ func (r *Request) renewal(text bool) []any {
 }
 
 // readRenewed reads the outcome of one renewal.
-func readRenewed(cmd *redis.Cmd) (Reply, error) {
+func readRenewed(cmd *redis.Cmd, prolonged bool) (Reply, error) {
 	reply, err := cmd.Result()
 	if isWrongType(err) || reply == int64(0) {
 		return Reply{}, ErrLost
 	}
-	if err != nil {
-		return Reply{}, outcome(err)
+	if err = outcome(err); err != nil {
+		return Reply{}, err
 	}
-	if reply == int64(1) {
+	if reply == int64(1) && !prolonged {
 		return Reply{}, nil
 	}
-	if list, ok := reply.([]any); ok && len(list) == 2 {
-		listeners, _ := list[0].(int64)
-		if fence, ok := readFence(list[1]); ok {
+	if list, ok := reply.([]any); ok && len(list) == 2 && prolonged {
+		listeners, ok := list[0].(int64)
+		fence, ok2 := readFence(list[1])
+		if ok && ok2 {
 			return Reply{Fence: fence, Listeners: int(listeners)}, nil
 		}
 	}

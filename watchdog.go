@@ -16,6 +16,7 @@ import (
 // another connection, long before the deadline.
 type watchdog struct {
 	store    Store
+	began    time.Time
 	room     *wait.Room[kind, turn]
 	renewals *due.Queue[*lease]
 	alarms   *due.Queue[*lease]
@@ -26,14 +27,15 @@ type watchdog struct {
 }
 
 const (
-	slack = time.Millisecond // how much earlier than planned a lease is renewed to go with others
-	chunk = 100              // renewals in a pipeline
+	slack = time.Millisecond      // how much earlier than planned a lease is renewed to go with others
+	grid  = 50 * time.Millisecond // renewals are planned for multiples of it: see renewAt
+	chunk = 500                   // renewals in a pipeline
 
 	maxAnswer = time.Minute // how long the answer to a renewal is waited for, if the lease does not end before
 )
 
 func newWatchdog(s Store, room *wait.Room[kind, turn]) *watchdog {
-	w := &watchdog{store: s, room: room}
+	w := &watchdog{store: s, began: time.Now(), room: room}
 	w.renewals = due.New(slack, w.renewAll)
 	w.alarms = due.New(0, w.alarm)
 	return w

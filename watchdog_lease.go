@@ -81,13 +81,17 @@ func (l *lease) begin() {
 	defer l.mu.Unlock()
 	if l.ended == nil {
 		l.dog.alarms.Put(&l.alarm, l.deadline)
-		l.planLocked(l.confirmed.time.Add(l.interval()))
+		l.planLocked(l.renewAt(l.confirmed))
 	}
 }
 
-// interval is the time from one renewal to the next: a third of the TTL, less a little at random, so that leases taken
-// at the same time do not stay together.
-func (l *lease) interval() time.Duration { return l.req.TTL/3 - rand.N(l.req.TTL/30) }
+// renewAt returns when to renew after a command that was sent then: when a third of the TTL is over, or a little earlier at
+// random, so that leases taken at the same time do not stay together; and then a little earlier again, so that those of
+// many leases fall on the same instants. Else each would take a pipeline of its own, and a client has few at a time.
+func (l *lease) renewAt(sent moment) time.Time {
+	at := sent.time.Add(l.req.TTL/3 - rand.N(l.req.TTL/30))
+	return at.Add(-(at.Sub(l.dog.began) % min(l.req.TTL/60, grid)))
+}
 
 // attach makes lk the handle of the grant, and cancel what ends its context: at once if the grant has ended already.
 func (g *grant) attach(lk *Lock, cancel context.CancelCauseFunc, o *options) {
@@ -341,7 +345,7 @@ func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
 	switch {
 	case err == nil:
 		if l.confirm(sent, ttl) == nil {
-			l.plan(sent, sent.time.Add(l.interval()))
+			l.plan(sent, l.renewAt(sent))
 		}
 	case errors.Is(err, ErrLost):
 		l.lose(errGone)

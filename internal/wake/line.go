@@ -3,6 +3,7 @@ package wake
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -285,7 +286,7 @@ func (l *line) ping(c *conn) {
 // read handles what comes through c until that breaks.
 func (l *line) read(c *conn) error {
 	for {
-		msg, err := c.pubsub.Receive(noDial)
+		msg, err := c.receive()
 		l.hub.mu.Lock()
 		c.silent = false
 		if err != nil {
@@ -298,6 +299,16 @@ func (l *line) read(c *conn) error {
 			return err
 		}
 	}
+}
+
+// receive returns the next message. go-redis panics on a reply that no pub/sub command has.
+func (c *conn) receive() (msg any, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("unexpected message: %v", r)
+		}
+	}()
+	return c.pubsub.Receive(noDial)
 }
 
 func (l *line) heard(c *conn, msg any) error {
