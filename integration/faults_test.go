@@ -303,7 +303,9 @@ func failures(events []history.Event) string {
 		if e.Kind == history.Released {
 			what = "release"
 		}
-		counts[what+" "+kindOf(e.Outcome)]++
+		if kind := kindOf(e.Outcome); kind != "deadline exceeded" && kind != "context canceled" { // the worker's own
+			counts[what+" "+kind]++
+		}
 	}
 	var parts []string
 	for what, times := range counts {
@@ -316,7 +318,8 @@ func failures(events []history.Event) string {
 // kindOf names an error by what it says first.
 func kindOf(text string) string {
 	for _, kind := range []string{"lock lost", "outcome unknown", "held by another", "NOAUTH", "NOPERM", "OOM", "NOREPLICAS", "READONLY", "LOADING",
-		"BUSY", "WRONGTYPE", "max number of clients", "refused", "deadline exceeded", "EOF", "reset", "broken pipe", "not an integer"} {
+		"BUSY", "WRONGTYPE", "max number of clients", "refused", "deadline exceeded", "EOF", "reset", "broken pipe", "i/o timeout", "TRYAGAIN", "CLUSTERDOWN",
+		"context canceled"} {
 		if strings.Contains(text, kind) {
 			return kind
 		}
