@@ -49,12 +49,11 @@ type world struct {
 
 // process is a running worker.
 type process struct {
-	id     int
-	proxy  *redistest.Proxy
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	gone   chan struct{} // closed when it has ended and all it said is collected
-	thawed sync.WaitGroup
+	id    int
+	proxy *redistest.Proxy
+	cmd   *exec.Cmd
+	stdin io.Closer
+	gone  chan struct{} // closed when it has ended and all it said is collected
 }
 
 func newWorld(t *testing.T, c worker.Config, args ...string) *world {
