@@ -29,6 +29,7 @@ type row struct {
 	// server's clock have to protect the resource.
 	overlap bool
 	setup   func(n *nemesis) // before the workers begin
+	shows   []string         // what Acquire or Release has to say
 	clock   bool             // the server's can be set
 	pool    int              // connections of a worker
 	sql     bool             // the registers are in SQLite
@@ -50,10 +51,14 @@ func all(f func(p *redistest.Proxy)) func(n *nemesis) {
 // some makes n of the commands of each worker go wrong.
 func some(m redistest.Match, a redistest.Action, times int) func(n *nemesis) {
 	return func(n *nemesis) {
+		var rules []*redistest.Rule
 		for _, p := range n.workers {
-			p.proxy.On(m, a).Times(times)
+			rules = append(rules, p.proxy.On(m, a).Times(times))
 		}
 		sleep(time.Second)
+		for _, r := range rules {
+			require.Positive(n.t, r.Hits())
+		}
 	}
 }
 
@@ -95,40 +100,40 @@ var rows = []row{
 		}
 		sleep(time.Second)
 	}},
-	{fault: "wrong type at the key", overlap: true, make: func(n *nemesis) {
+	{fault: "wrong type at the key", shows: []string{"WRONGTYPE"}, overlap: true, make: func(n *nemesis) {
 		for _, name := range n.names() {
 			n.do("eval", "redis.call('del', KEYS[1]) redis.call('rpush', KEYS[1], 'x') redis.call('pexpire', KEYS[1], 300)", 1, "lock:"+name)
 		}
 		sleep(time.Second)
 	}},
-	{fault: "wrong type at the fence counter", overlap: true, make: func(n *nemesis) {
+	{fault: "wrong type at the fence counter", shows: []string{"WRONGTYPE"}, overlap: true, make: func(n *nemesis) {
 		for _, name := range n.names() {
 			key := "fence:{lock:" + name + "}:" + name
 			n.do("eval", "redis.call('del', KEYS[1]) redis.call('rpush', KEYS[1], 'x') redis.call('pexpire', KEYS[1], 500)", 1, key)
 		}
 		sleep(time.Second)
 	}},
-	{fault: "READONLY: demoted to a replica of nobody", make: func(n *nemesis) {
+	{fault: "READONLY: demoted to a replica of nobody", shows: []string{"READONLY"}, make: func(n *nemesis) {
 		n.do("replicaof", "127.0.0.1", "1") // where there is nothing to copy from, so that the data stays
 		sleep(time.Second)
 		n.do("replicaof", "no", "one")
 	}},
-	{fault: "NOAUTH", make: func(n *nemesis) {
+	{fault: "NOAUTH", shows: []string{"NOAUTH"}, make: func(n *nemesis) {
 		n.do("config", "set", "requirepass", "secret")
 		n.do("client", "kill", "type", "normal")
 		sleep(time.Second)
 		n.do("config", "set", "requirepass", "")
 	}},
-	{fault: "NOPERM: commands", make: acl("-evalsha -eval", "+evalsha +eval")},
-	{fault: "NOPERM: keys", make: acl("resetkeys", "~*")},
+	{fault: "NOPERM: commands", shows: []string{"acquire NOPERM", "release NOPERM"}, make: acl("-evalsha -eval", "+evalsha +eval")},
+	{fault: "NOPERM: keys", shows: []string{"acquire NOPERM"}, make: acl("resetkeys", "~*")},
 	{fault: "NOPERM: channels", make: acl("resetchannels", "&*")},
-	{fault: "OOM, noeviction", make: config("maxmemory", "1", "0")},
+	{fault: "OOM, noeviction", shows: []string{"OOM"}, make: config("maxmemory", "1", "0")},
 	{fault: "eviction, allkeys-lru", overlap: true, args: []string{"--maxmemory-policy", "allkeys-lru"}, make: config("maxmemory", "1", "0")},
-	{fault: "NOREPLICAS", make: config("min-replicas-to-write", "1", "0")},
+	{fault: "NOREPLICAS", shows: []string{"NOREPLICAS"}, make: config("min-replicas-to-write", "1", "0")},
 	{fault: "LOADING: a restart with a big AOF", args: []string{"--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no", "--enable-debug-command", "yes"},
 		setup: func(n *nemesis) { n.do("debug", "populate", "1000000"); n.do("bgrewriteaof"); n.awaitRewrite() },
 		make:  func(n *nemesis) { n.server.Restart(n.t) }},
-	{fault: "BUSY: a slow script", make: func(n *nemesis) { ofServer["BUSY"](n, faultTTL) }},
+	{fault: "BUSY: a slow script", args: []string{"--busy-reply-threshold", "50"}, shows: []string{"BUSY"}, make: func(n *nemesis) { ofServer["BUSY"](n, faultTTL) }},
 	{fault: "CLIENT KILL", make: func(n *nemesis) {
 		for range 10 {
 			n.do("client", "kill", "type", "normal")
@@ -267,7 +272,9 @@ func (n *nemesis) suffer(r row) result {
 	sleep(500 * time.Millisecond)
 	events := w.finish()
 	conditions := w.conditions()
-	conditions.Overlap = r.overlap
+	if r.overlap {
+		conditions.Overlap = []history.Window{{From: from, To: to + faultTTL}}
+	}
 	if r.fault == "nothing" {
 		conditions.Calm = []history.Window{{From: from - 700*time.Millisecond, To: to + time.Second}}
 	}
@@ -285,11 +292,25 @@ func (n *nemesis) suffer(r row) result {
 	t.Logf("%v; %d grants during the fault, %d after it; overlap at most %v; %s", res.Report, res.during, res.after, res.MaxOverlap, res.errors)
 	require.Empty(t, res.Violations)
 	require.Positive(t, res.after, "it goes on")
+	require.Greater(t, writes(events, over), res.after/2, "and its fences are not refused")
+	for _, shown := range r.shows {
+		require.Contains(t, res.errors, shown, "the fault was not felt")
+	}
 	if r.overlap {
 		require.Less(t, res.MaxOverlap, faultTTL, "a loss is noticed by the next renewal, and at the deadline at the latest")
 	}
 	w.requireNoKeys()
 	return res
+}
+
+// writes counts those that a register has accepted since then.
+func writes(events []history.Event, since time.Duration) (n int) {
+	for _, e := range events {
+		if e.Kind == history.Write && e.Outcome == history.Accepted && e.Called >= since {
+			n++
+		}
+	}
+	return n
 }
 
 // failures counts what Acquire and Release said when they failed, by kind.

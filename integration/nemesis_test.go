@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/seed-b640e7e9/lock/integration/history"
@@ -130,7 +131,10 @@ func (n *nemesis) do(args ...any) {
 	defer cancel()
 	err := n.admin.Do(ctx, args...).Err()
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) { // it was killed meanwhile
-		_ = n.admin.Do(ctx, args...).Err() // or is down
+		err = n.admin.Do(ctx, args...).Err()
+	}
+	if err != nil && !errors.Is(err, redis.Nil) {
+		n.t.Errorf("%v: %v", args, err)
 	}
 }
 
@@ -166,7 +170,7 @@ func rage[F any](n *nemesis, ctx context.Context, rnd *rand.Rand, faults map[str
 			}
 			make(faults[kind], time.Duration(20+rnd.IntN(300))*time.Millisecond)
 			n.count(kind)
-			time.Sleep(time.Duration(rnd.IntN(250)) * time.Millisecond)
+			time.Sleep(time.Duration(rnd.IntN(180)) * time.Millisecond)
 		}
 	}
 }
@@ -179,7 +183,7 @@ func TestNemesis(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	names := strings.Fields("a b c d e f g h i j k l m n o p q r s t u v w x")
 	w := newWorld(t, worker.Config{Names: names, Kept: []string{"k1", "k2", "k3", "k4"}, TTL: 2 * time.Second, Handoffs: 0, Goroutines: 16, Stay: time.Millisecond, Seed: seed},
-		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction")
+		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--busy-reply-threshold", "50")
 	w.ttls = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 	n := newNemesis(w)
 	for range workers {
@@ -207,9 +211,6 @@ func TestNemesis(t *testing.T) {
 	var kinds []string
 	for kind, times := range n.counts {
 		kinds = append(kinds, fmt.Sprintf("%s %d", kind, times))
-		if *nemesisTime >= time.Minute {
-			require.GreaterOrEqual(t, times, 20, kind)
-		}
 	}
 	slices.Sort(kinds)
 	t.Logf("%v: %v\n%s", *nemesisTime, r, strings.Join(kinds, ", "))
@@ -220,7 +221,10 @@ func TestNemesis(t *testing.T) {
 	}
 	require.Empty(t, r.Violations)
 	if *nemesisTime >= time.Minute {
-		require.GreaterOrEqual(t, r.Changes, 10_000)
+		assert.GreaterOrEqual(t, r.Changes, 10_000)
+		for kind, times := range n.counts {
+			assert.GreaterOrEqual(t, times, 20, kind)
+		}
 	}
 	w.requireNoKeys()
 }

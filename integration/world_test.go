@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -49,11 +50,13 @@ type world struct {
 
 // process is a running worker.
 type process struct {
-	id    int
-	proxy *redistest.Proxy
-	cmd   *exec.Cmd
-	stdin io.Closer
-	gone  chan struct{} // closed when it has ended and all it said is collected
+	id     int
+	proxy  *redistest.Proxy
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	gone   chan struct{} // closed when it has ended and all it said is collected
+	killed atomic.Bool   // on purpose
+	err    error         // how it has ended, once it is gone
 }
 
 func newWorld(t *testing.T, c worker.Config, args ...string) *world {
@@ -126,8 +129,9 @@ func (w *world) spawn() *process {
 			defer w.mu.Unlock()
 			w.events = append(w.events, e)
 		})
-		_ = p.cmd.Wait()
+		p.err = p.cmd.Wait()
 	}()
+	w.t.Cleanup(func() { w.kill(p) })
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.workers = append(w.workers, p)
@@ -147,6 +151,7 @@ func (w *world) freeze(p *process, d time.Duration) {
 
 // kill ends a worker at once.
 func (w *world) kill(p *process) {
+	p.killed.Store(true)
 	_ = p.cmd.Process.Kill()
 	<-p.gone
 }
@@ -163,7 +168,11 @@ func (w *world) finish() []history.Event {
 		case <-time.After(time.Minute):
 			_ = p.cmd.Process.Signal(syscall.SIGQUIT)
 			w.t.Errorf("worker %d does not end", p.id)
-			<-p.gone
+			sleep(5 * time.Second)
+			w.kill(p)
+		}
+		if p.err != nil && !p.killed.Load() {
+			w.t.Errorf("worker %d: %v", p.id, p.err)
 		}
 	}
 	w.mu.Lock()
@@ -193,7 +202,7 @@ func (w *world) requireNoKeys() {
 }
 
 func TestCalm(t *testing.T) {
-	w := newWorld(t, worker.Config{Names: []string{"a", "b"}, TTL: 500 * time.Millisecond, Handoffs: -1, Goroutines: 4, Stay: time.Millisecond})
+	w := newWorld(t, worker.Config{Names: []string{"a", "b"}, Kept: []string{"k1", "k2"}, TTL: 500 * time.Millisecond, Handoffs: -1, Goroutines: 4, Stay: time.Millisecond})
 	for range 3 {
 		w.spawn()
 	}

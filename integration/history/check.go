@@ -1,6 +1,7 @@
 package history
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -18,9 +19,24 @@ type Conditions struct {
 	Late   time.Duration    // how late an alarm may be heard of, as goroutines have to be scheduled
 	Drift  func(ttl time.Duration) time.Duration
 
-	// Overlap says that two holders were possible, as the server has lost the key, or its sense of time. Then how long there
+	// Overlap is when a second holder could get in, as the server had lost the key, or its sense of time. Then how long there
 	// were two is reported, and the registers alone have to be right.
-	Overlap bool
+	Overlap []Window
+}
+
+func (c *Conditions) overlap(at time.Duration) bool {
+	return slices.ContainsFunc(c.Overlap, func(w Window) bool { return w.From <= at && at < w.To })
+}
+
+// due is when a worker can have done what it had to do at an instant: then, or when it was no longer stopped.
+func (c *Conditions) due(worker int, at time.Duration) time.Duration {
+	stops := slices.SortedFunc(slices.Values(c.Frozen[worker]), func(a, b Window) int { return cmp.Compare(a.From, b.From) })
+	for _, w := range stops {
+		if w.From <= at+c.Late && w.To > at {
+			at = w.To
+		}
+	}
+	return at
 }
 
 func (c *Conditions) frozen(worker int, from, to time.Duration) bool {
@@ -33,6 +49,8 @@ type grant struct {
 	end   time.Duration
 	last  time.Duration // deadline
 	lost  time.Duration // when the holder heard of it; 0: it did not
+	freed time.Duration // when it was released
+	most  time.Duration // the latest deadline that was confirmed
 	why   string        // what ended it
 }
 
@@ -56,8 +74,8 @@ func (r *Report) violated(format string, args ...any) {
 
 // String returns the report in a line.
 func (r *Report) String() string {
-	return fmt.Sprintf("%d grants, %d of them in another process than the one before, %d lost; %d writes accepted, %d refused as stale, %d unknown; alarms at most %v late; %d violations",
-		r.Grants, r.Changes, r.Losses, r.Accepted, r.Stale, r.Unknown, r.MaxLate.Round(time.Microsecond), len(r.Violations))
+	return fmt.Sprintf("%d grants, %d of them in another process than the one before, %d lost; %d writes accepted, %d refused as stale, %d unknown; %d grants were over when they came; alarms at most %v late; %d violations",
+		r.Grants, r.Changes, r.Losses, r.Accepted, r.Stale, r.Unknown, r.Overdue, r.MaxLate.Round(time.Microsecond), len(r.Violations))
 }
 
 // Check checks a whole history: intervals of a name are disjoint, fences rise, no alarm comes late, no deadline is early,
@@ -65,7 +83,7 @@ func (r *Report) String() string {
 func Check(events []Event, c Conditions) *Report {
 	r := &Report{}
 	c.Frozen = withStalls(c.Frozen, events)
-	for _, gs := range grants(events, r) {
+	for _, gs := range grants(events, &c, r) {
 		checkIntervals(gs, &c, r)
 		for _, g := range gs {
 			checkAlarm(g, &c, r)
@@ -91,7 +109,7 @@ func withStalls(frozen map[int][]Window, events []Event) map[int][]Window {
 }
 
 // grants returns the grants of each name in the order in which they were returned.
-func grants(events []Event, r *Report) map[string][]*grant {
+func grants(events []Event, c *Conditions, r *Report) map[string][]*grant {
 	type id struct{ worker, grant int }
 	byID := map[id]*grant{}
 	byName := map[string][]*grant{}
@@ -109,6 +127,7 @@ func grants(events []Event, r *Report) map[string][]*grant {
 		}
 		switch e.Kind {
 		case Release:
+			g.freed = e.At
 			g.last = max(g.last, e.Deadline)
 			if g.end == 0 || e.At < g.end {
 				g.end, g.why = e.At, "release"
@@ -120,7 +139,7 @@ func grants(events []Event, r *Report) map[string][]*grant {
 			}
 		}
 	}
-	renewals(events, byName)
+	renewals(events, c, byName)
 	for name, gs := range byName {
 		slices.SortFunc(gs, func(a, b *grant) int { return int(a.At - b.At) })
 		for _, g := range gs {
@@ -132,8 +151,11 @@ func grants(events []Event, r *Report) map[string][]*grant {
 		for _, g := range gs {
 			if g.At < g.end {
 				valid = append(valid, g)
-			} else {
-				r.Overdue++
+				continue
+			}
+			r.Overdue++
+			if g.Sent != 0 && !c.frozen(g.Worker, g.Sent-time.Second, g.At) {
+				r.violated("%s: worker %d was given it %v too late", g.Name, g.Worker, g.At-g.end)
 			}
 		}
 		byName[name] = valid
@@ -142,7 +164,7 @@ func grants(events []Event, r *Report) map[string][]*grant {
 }
 
 // renewals gives each renewal to the grant that its process had of the name when it was confirmed.
-func renewals(events []Event, byName map[string][]*grant) {
+func renewals(events []Event, c *Conditions, byName map[string][]*grant) {
 	type id struct {
 		worker int
 		name   string
@@ -155,7 +177,11 @@ func renewals(events []Event, byName map[string][]*grant) {
 	}
 	for name, gs := range byName {
 		for _, g := range gs {
+			g.most = g.Sent + g.TTL - c.Drift(g.TTL)
 			for _, e := range renewed[id{g.Worker, name}] {
+				if g.freed == 0 || e.Sent < g.freed {
+					g.most = max(g.most, e.Deadline)
+				}
 				if e.At >= g.At && (g.end == 0 || e.At < g.end) {
 					g.last = max(g.last, e.Deadline)
 				}
@@ -175,7 +201,7 @@ func checkIntervals(gs []*grant, c *Conditions, r *Report) {
 		if before != nil && g.At < before.end {
 			r.MaxOverlap = max(r.MaxOverlap, min(before.end, g.end)-g.At)
 		}
-		if before != nil && g.At < before.end && !c.Overlap {
+		if before != nil && g.At < before.end && !c.overlap(g.At) {
 			r.violated("%s: two holders for %v: grant %d of worker %d until its %s, and grant %d of worker %d", g.Name,
 				min(before.end, g.end)-g.At, before.Grant, before.Worker, before.why, g.Grant, g.Worker)
 		}
@@ -183,7 +209,7 @@ func checkIntervals(gs []*grant, c *Conditions, r *Report) {
 			before = g
 		}
 		if g.Fence != 0 {
-			if g.Fence <= fence && !c.Overlap {
+			if g.Fence <= fence && !c.overlap(g.At) {
 				r.violated("%s: fence %d (worker %d) after %d", g.Name, g.Fence, g.Worker, fence)
 			}
 			fence = max(fence, g.Fence)
@@ -192,25 +218,31 @@ func checkIntervals(gs []*grant, c *Conditions, r *Report) {
 }
 
 func checkAlarm(g *grant, c *Conditions, r *Report) {
+	due := c.due(g.Worker, g.last)
 	if g.lost == 0 {
+		if g.freed > due+c.Late {
+			r.violated("%s: worker %d has never heard of its loss", g.Name, g.Worker)
+		}
 		return
 	}
 	r.Losses++
-	late := g.lost - g.last
-	if late > 0 && !c.frozen(g.Worker, g.last, g.lost) {
+	if late := g.lost - due; late > 0 {
 		r.MaxLate = max(r.MaxLate, late)
 		if late > c.Late {
 			r.violated("%s: worker %d heard of its loss %v after the deadline", g.Name, g.Worker, late)
 		}
 	}
 	for _, w := range c.Calm {
-		if w.From+2*g.TTL < g.lost && g.lost < w.To {
+		if w.From+2*g.TTL < g.lost && g.lost < w.To && !c.frozen(g.Worker, g.lost-g.TTL, g.lost) {
 			r.violated("%s: worker %d lost it although nothing was broken", g.Name, g.Worker)
 		}
 	}
 }
 
 func checkDeadline(g *grant, c *Conditions, r *Report) {
+	if g.Sent != 0 && g.last > g.most {
+		r.violated("%s: worker %d trusts its lease %v too long", g.Name, g.Worker, g.last-g.most)
+	}
 	if g.Sent == 0 || c.frozen(g.Worker, g.Sent-time.Second, g.At) {
 		return
 	}

@@ -53,6 +53,9 @@ func TestViolationsAreFound(t *testing.T) {
 		"overlap with one renewed":  {[][]Event{held(1, 1, 0, 2000*ms, 1)[:1], {{Kind: Renewed, Worker: 1, Name: "n", At: 500 * ms, Deadline: 1487 * ms}}, held(2, 1, 1400*ms, 1500*ms, 2)}, "two holders"},
 		"a fence twice":             {[][]Event{held(1, 1, 0, 100*ms, 2), held(2, 1, 100*ms, 200*ms, 2)}, "fence 2"},
 		"a late alarm":              {[][]Event{lost(1100 * ms)}, "heard of its loss"},
+		"no alarm at all":           {[][]Event{held(1, 1, 0, 5*time.Second, 1)}, "never heard"},
+		"a deadline too late":       {[][]Event{held(1, 1, ms, 100*ms, 1), {{Kind: Release, Worker: 1, Grant: 1, Name: "n", At: 100 * ms, Deadline: 2 * time.Second}}}, "too long"},
+		"a grant too late":          {[][]Event{{{Kind: Acquired, Worker: 1, Grant: 1, Name: "n", At: 3 * time.Second, Sent: ms, Deadline: 988 * ms, TTL: time.Second}}}, "too late"},
 		"an early deadline":         {[][]Event{{{Kind: Acquired, Worker: 1, Grant: 1, Name: "n", At: time.Second, Sent: time.Second, Deadline: 1500 * ms, TTL: time.Second}}}, "too early"},
 		"a stale write accepted":    {[][]Event{op(Write, 1, 0, 2, 1, Accepted), op(Write, 2, 10*ms, 1, 2, Accepted)}, "makes sense"},
 		"a fresh write refused":     {[][]Event{op(Write, 1, 0, 2, 1, Accepted), op(Write, 2, 10*ms, 3, 2, Stale)}, "makes sense"},
@@ -65,6 +68,33 @@ func TestViolationsAreFound(t *testing.T) {
 			require.Contains(t, r.Violations[0], c.says)
 		})
 	}
+}
+
+func TestWhatHappensToAWorkerThatIsStoppedCountsFromItsEnd(t *testing.T) {
+	events := []Event{
+		{Kind: Acquired, Worker: 1, Grant: 1, Name: "n", Deadline: 987 * ms, TTL: time.Second, Fence: 1},
+		{Kind: Lost, Worker: 1, Grant: 1, Name: "n", At: 3 * time.Second, Deadline: 987 * ms},
+	}
+	stop := func(until time.Duration) Conditions {
+		return Conditions{Late: 20 * ms, Drift: drift, Frozen: map[int][]Window{1: {{500 * ms, until}}}}
+	}
+	require.Empty(t, Check(events, stop(2990*ms)).Violations)
+	require.NotEmpty(t, Check(events, stop(2*time.Second)).Violations, "it had a second for that")
+	calm := stop(2990 * ms)
+	calm.Calm = []Window{{-3 * time.Second, 4 * time.Second}}
+	require.Empty(t, Check(events, calm).Violations, "stopped is not calm")
+	calm.Frozen = nil
+	require.NotEmpty(t, Check(events, calm).Violations)
+}
+
+func TestTwoHoldersAreAllowedOnlyWhereTheServerHasLostTheKey(t *testing.T) {
+	events := append(held(1, 1, 0, 100*ms, 1), held(2, 1, 50*ms, 200*ms, 2)...)
+	c := Conditions{Late: 20 * ms, Drift: drift, Overlap: []Window{{40 * ms, 60 * ms}}}
+	r := Check(events, c)
+	require.Empty(t, r.Violations)
+	require.Equal(t, 50*ms, r.MaxOverlap)
+	c.Overlap = []Window{{60 * ms, 70 * ms}}
+	require.NotEmpty(t, Check(events, c).Violations)
 }
 
 func TestWhatProvesNothingIsNoViolation(t *testing.T) {

@@ -53,11 +53,16 @@ func Now() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// On converts an instant of Go's clock. The pair of readings brackets it: the error is less than they are apart.
+// On converts an instant of Go's clock. Two readings bracket it, at most a millisecond apart: the result is early by less
+// than that, and never late.
 func On(t time.Time) time.Duration {
-	before := Now()
-	left := time.Until(t)
-	return before + left
+	for {
+		before := Now()
+		left := time.Until(t)
+		if Now()-before < time.Millisecond {
+			return before + left
+		}
+	}
 }
 
 // Recorder writes events. It is safe for concurrent use.

@@ -173,9 +173,8 @@ var All = []Mutant{
 			},
 			{
 				"scripts.go",
-				"\treturn readAcquired(reply)\n}",
-				`	got, err := readAcquired(reply)
-	if err == nil && r.Fence != FenceOff {
+				"	if err == nil && r.Fence != FenceOff && (got.Fence <= 0 || !got.Own && got.Fence <= Fence(r.Count)) {\n\t\treturn Reply{}, unexpected(reply)\n\t}\n\treturn got, err\n}",
+				`	if err == nil && r.Fence != FenceOff {
 		raised := redis.NewIntCmd(ctx, "incrby", r.Key.Fence, r.Count+1)
 		if err := outcome(s.client.Process(ctx, &call.Message{Cmder: raised}, r.Limit)); err != nil {
 			return Reply{}, err
@@ -206,8 +205,8 @@ var All = []Mutant{
 			},
 			{
 				"scripts.go",
-				"\treturn readAcquired(reply)\n}",
-				"\tgot, err := readAcquired(reply)\n\tgot.Fence = Fence(raised.Val())\n\treturn got, err\n}",
+				"\tgot, err := readAcquired(reply)\n",
+				"\tgot, err := readAcquired(reply)\n\tgot.Fence = Fence(raised.Val())\n",
 			},
 		},
 
@@ -413,12 +412,12 @@ if value == ARGV[1] then
 			{"scripts.go", "if r.Again || r.Fence != FenceOff {", "if !r.Quiet && (r.Again || r.Fence != FenceOff) {"},
 			{
 				"scripts.go",
-				`	m.cmd = *redis.NewBoolCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)`,
+				`	m.cmd = *redis.NewStatusCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)`,
 				`	args := append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")
 	if r.Quiet {
 		args = args[:5]
 	}
-	m.cmd = *redis.NewBoolCmd(ctx, args...)`,
+	m.cmd = *redis.NewStatusCmd(ctx, args...)`,
 			},
 		},
 

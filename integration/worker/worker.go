@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -100,7 +101,9 @@ func Run(ctx context.Context, c Config, out io.Writer) {
 		opts = append(opts, lock.WithMaxHandoffs(c.Handoffs))
 	}
 	w.locker = lock.NewWithStore(w.store, opts...)
-	go w.watchStalls(ctx)
+	watched, done := context.WithCancel(context.Background())
+	defer done()
+	go w.watchStalls(watched)
 	var wg sync.WaitGroup
 	for i := range c.Goroutines {
 		rnd := rand.New(rand.NewPCG(c.Seed, uint64(i)))
@@ -121,7 +124,9 @@ func Run(ctx context.Context, c Config, out io.Writer) {
 	wg.Wait()
 	end, cancel := context.WithTimeout(context.Background(), 2*c.TTL+10*time.Second)
 	defer cancel()
-	_ = w.locker.Wait(end)
+	if err := w.locker.Wait(end); err != nil {
+		panic(fmt.Sprintf("worker %d: something is left: %v", c.ID, err))
+	}
 }
 
 // watchStalls records when the process could not run for longer than it meant to sleep.
@@ -265,7 +270,7 @@ func (s *watched) Acquire(ctx context.Context, r lock.Request) (lock.Reply, erro
 func (s *watched) Renew(ctx context.Context, rs []lock.Request, done func(int, lock.Reply, error)) {
 	sent := history.Now()
 	s.Store.Renew(ctx, rs, func(i int, reply lock.Reply, err error) {
-		done(i, reply, err)
+		defer done(i, reply, err) // after the event, which a kill must not lose
 		if err == nil {
 			s.rec.Add(history.Event{
 				Kind: history.Renewed, Name: nameOf(rs[i]), At: history.Now(), Sent: sent, TTL: rs[i].TTL,
