@@ -44,7 +44,7 @@ func (q *quorum) Acquire(ctx context.Context, r lock.Request) (lock.Reply, error
 		if now := time.Now(); reply.Holder != holder {
 			holder, since = reply.Holder, now
 		} else if holder != "" && again && now.Sub(since) > steady {
-			return reply, fmt.Errorf("%w: %w", lock.ErrHeld, err)
+			return reply, fmt.Errorf("%w: %w", lock.ErrHeld, nodeErrors(NodeErrors(err)))
 		}
 		if !again || r.Again && !time.Now().Before(end) || !wait.Sleep(ctx, rand.N(spread)) {
 			return reply, err

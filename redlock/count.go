@@ -52,9 +52,9 @@ func (c *count) done() bool {
 // hopeless tells whether the answers to come can bring no quorum.
 func (c *count) hopeless() bool { return c.yes.len()+c.open.len() < c.need }
 
-// poor tells whether slow nodes are not worth waiting for: the vote is lost, so that they could only tell why, or others
-// have votes, and keeping the own ones from them helps nobody.
-func (c *count) poor() bool { return c.hopeless() || c.held != 0 }
+// poor tells whether slow nodes are not worth waiting for: the vote is lost, so that they could only tell why, or it is split
+// with others, and keeping the own votes from them helps nobody.
+func (c *count) poor() bool { return c.hopeless() || c.held != 0 && c.yes != 0 }
 
 // won tells whether a quorum has said yes.
 func (c *count) won() bool { return c.yes.len() >= c.need }

@@ -689,7 +689,7 @@ func TestNextInLineAdoptsATokenThatIsThenSpent(t *testing.T) {
 	}
 }
 
-// issue 3: no true quorum of extends: nothing is installed anywhere (kills mutant M4).
+// Without a quorum of true extends nothing is installed anywhere.
 func TestNoInstallWithoutAQuorumOfExtends(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(5)

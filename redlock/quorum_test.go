@@ -390,3 +390,37 @@ func TestALostLeaseIsTakenFromTheNodesThatStillHaveIt(t *testing.T) {
 		require.Equal(t, []string{"", "", ""}, c.holders())
 	})
 }
+
+// The holder has nodes 0 and 1, and node 0 does not answer: what node 1 says again and again is no split vote.
+func TestOneWhoHoldsWhereTooFewNodesCanTellHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(3)
+		l, links := c.process(t)
+		for _, n := range c.nodes[:2] {
+			n.leases["lock:n"] = memoryLease{"B's", time.Hour}
+		}
+		cut(links, 0)
+		_, err := l.TryAcquire(t.Context(), "n")
+		require.ErrorIs(t, err, lock.ErrHeld)
+		require.NotErrorIs(t, err, redlock.ErrSplit)
+		require.NotEmpty(t, redlock.NodeErrors(err))
+		cut(links)
+	})
+}
+
+// The first answer of a held lock says so, and the others take longer than slow nodes are waited for otherwise.
+func TestALockThatIsHeldFarAwayIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(3)
+		other, _ := c.process(t)
+		l, links := c.process(t)
+		lk := acquire(t, other, "n")
+		time.Sleep(time.Second)
+		for _, far := range links[1:] {
+			far.tune(func(l *link) { l.least = 60 * time.Millisecond })
+		}
+		_, err := l.TryAcquire(t.Context(), "n")
+		require.ErrorIs(t, err, lock.ErrHeld)
+		release(t, lk)
+	})
+}
