@@ -175,6 +175,28 @@ func rage[F any](n *nemesis, ctx context.Context, rnd *rand.Rand, faults map[str
 	}
 }
 
+// tell shows how far it is, each minute (with -v).
+func (w *world) tell(ctx context.Context) {
+	begin := time.Now()
+	for minute := time.NewTicker(time.Minute); ; {
+		select {
+		case <-minute.C:
+			w.mu.Lock()
+			grants := 0
+			for _, e := range w.events {
+				if e.Kind == history.Acquired {
+					grants++
+				}
+			}
+			w.t.Logf("%v: %d grants, %d workers", time.Since(begin).Round(time.Second), grants, w.last)
+			w.mu.Unlock()
+		case <-ctx.Done():
+			minute.Stop()
+			return
+		}
+	}
+}
+
 func TestNemesis(t *testing.T) {
 	seed := *nemesisSeed
 	if seed == 0 {
@@ -201,6 +223,7 @@ func TestNemesis(t *testing.T) {
 	wg.Go(func() {
 		rage(n, ctx, rand.New(rand.NewPCG(seed, 0)), ofServer, func(f func(*nemesis, time.Duration), d time.Duration) { f(n, d) })
 	})
+	wg.Go(func() { w.tell(ctx) })
 	wg.Wait()
 	for _, p := range w.workers {
 		p.proxy.Latency(0)

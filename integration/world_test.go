@@ -154,6 +154,9 @@ func (w *world) kill(p *process) {
 	p.killed.Store(true)
 	_ = p.cmd.Process.Kill()
 	<-p.gone
+	if p.proxy != nil {
+		time.AfterFunc(time.Second, p.proxy.Close) // until then what is late arrives
+	}
 }
 
 // finish lets all workers end by themselves, and returns what they have said.

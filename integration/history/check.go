@@ -79,15 +79,17 @@ func (r *Report) String() string {
 }
 
 // Check checks a whole history: intervals of a name are disjoint, fences rise, no alarm comes late, no deadline is early,
-// nothing is lost in calm, and the registers are as if there had been one writer at a time.
+// nothing is lost in calm, no valid holder is refused, and the registers are as if there had been one writer at a time.
 func Check(events []Event, c Conditions) *Report {
 	r := &Report{}
 	c.Frozen = withStalls(c.Frozen, events)
+	refused := refusals(events)
 	for _, gs := range grants(events, &c, r) {
 		checkIntervals(gs, &c, r)
 		for _, g := range gs {
 			checkAlarm(g, &c, r)
 			checkDeadline(g, &c, r)
+			checkRefusals(g, refused[fenced{g.Worker, g.Name, g.Fence}], &c, r)
 		}
 	}
 	checkRegisters(events, r)
@@ -248,5 +250,34 @@ func checkDeadline(g *grant, c *Conditions, r *Report) {
 	}
 	if least := g.Sent + g.TTL - c.Drift(g.TTL) - c.Late; g.Deadline < least {
 		r.violated("%s: worker %d has a deadline %v too early", g.Name, g.Worker, least-g.Deadline)
+	}
+}
+
+// fenced is a grant as a register sees it.
+type fenced struct {
+	worker int
+	name   string
+	fence  int64
+}
+
+// refusals returns what registers have refused as stale.
+func refusals(events []Event) map[fenced][]Event {
+	all := map[fenced][]Event{}
+	for _, e := range events {
+		if e.Outcome == Stale && (e.Kind == Read || e.Kind == Write) {
+			id := fenced{e.Worker, e.Name, e.Fence}
+			all[id] = append(all[id], e)
+		}
+	}
+	return all
+}
+
+// checkRefusals looks for operations that were refused although their holder was valid from begin to end: so somebody had a
+// higher fence too early.
+func checkRefusals(g *grant, refused []Event, c *Conditions, r *Report) {
+	for _, e := range refused {
+		if g.At <= e.Called && e.At < g.end && !c.overlap(e.Called) && !c.overlap(e.At) {
+			r.violated("%s: fence %d of worker %d was refused while it was valid", g.Name, g.Fence, g.Worker)
+		}
 	}
 }

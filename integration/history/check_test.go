@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/anishathalye/porcupine"
 	"github.com/stretchr/testify/require"
 )
 
@@ -60,6 +61,7 @@ func TestViolationsAreFound(t *testing.T) {
 		"a stale write accepted":    {[][]Event{op(Write, 1, 0, 2, 1, Accepted), op(Write, 2, 10*ms, 1, 2, Accepted)}, "makes sense"},
 		"a fresh write refused":     {[][]Event{op(Write, 1, 0, 2, 1, Accepted), op(Write, 2, 10*ms, 3, 2, Stale)}, "makes sense"},
 		"an accepted write is gone": {[][]Event{op(Write, 1, 0, 1, 1, Accepted), op(Read, 2, 10*ms, 2, 0, Accepted)}, "makes sense"},
+		"a valid holder refused":    {[][]Event{held(1, 1, 0, 100*ms, 1), op(Write, 1, 10*ms, 1, 1, Stale), op(Write, 2, 5*ms, 2, 1, Accepted)}, "while it was valid"},
 		"an increment too few":      {[][]Event{op(Write, 1, 0, 1, 1, Accepted), op(Write, 2, 10*ms, 2, 1, Accepted)}, "the counter"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,4 +116,41 @@ func TestWhatProvesNothingIsNoViolation(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { require.Empty(t, check(history).Violations) })
 	}
+}
+
+func TestALongHistoryIsCheckedInParts(t *testing.T) {
+	const n = 3 * longest
+	history := func(wrong int) (events []Event) {
+		add := func(kind Kind, worker int, at time.Duration, fence, value int64, outcome string) {
+			events = append(events, Event{Kind: kind, Worker: worker, Op: len(events), Name: "n", Called: at, At: at + ms, Fence: fence, Value: value, Outcome: outcome})
+		}
+		value := int64(0)
+		for i := range n {
+			fence, at := int64(i+1), time.Duration(i)*10*ms
+			read := value
+			if i == wrong {
+				read--
+			}
+			add(Read, 1, at, fence, read, Accepted)
+			if i%10 == 0 { // a worker is killed in the middle, half of the times after the effect
+				add(Write, 2, at+2*ms, fence, value+1, Begun)
+				value += int64(i / 10 % 2)
+				continue
+			}
+			value++
+			add(Write, 1, at+2*ms, fence, value, Accepted)
+		}
+		return events
+	}
+	require.Empty(t, check(history(-1)).Violations)
+	for _, wrong := range []int{longest / 2, longest + 1, n - 1} {
+		require.NotEmpty(t, check(history(wrong)).Violations, wrong)
+	}
+	var ops []porcupine.Operation
+	for i := range n {
+		ops = append(ops, porcupine.Operation{Call: int64(2 * i), Return: int64(2*i + 1), Input: operation{fence: int64(i)}, Output: answer{value: 7}})
+	}
+	parts := windows(ops)
+	require.Len(t, parts, 3)
+	require.Equal(t, register{longest, 7}, parts[1].first)
 }

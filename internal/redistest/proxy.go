@@ -26,6 +26,7 @@ import (
 type Proxy struct {
 	upstream func(context.Context) (net.Conn, error)
 	ctx      context.Context // ends with the proxy
+	stop     context.CancelFunc
 	running  sync.WaitGroup
 
 	mu        sync.Mutex // guards the fields below; nothing blocks while holding it
@@ -48,8 +49,8 @@ type Command struct {
 func NewProxy(tb testing.TB, upstream func(ctx context.Context) (net.Conn, error)) *Proxy {
 	tb.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	p := &Proxy{upstream: upstream, ctx: ctx, links: make(map[*link]struct{})}
-	tb.Cleanup(func() { p.close(stop) })
+	p := &Proxy{upstream: upstream, ctx: ctx, stop: stop, links: make(map[*link]struct{})}
+	tb.Cleanup(p.Close)
 	return p
 }
 
@@ -267,9 +268,11 @@ func (p *Proxy) latency() time.Duration {
 	return p.roundTrip
 }
 
-func (p *Proxy) close(stop func()) {
+// Close ends the proxy and all connections, and forgets the commands. The end of the test does it too.
+func (p *Proxy) Close() {
 	p.mu.Lock()
-	stop()
+	p.stop()
+	p.commands = nil
 	for _, l := range p.listeners {
 		_ = l.Close()
 	}
