@@ -267,6 +267,8 @@ type Lock struct {
 	keep  time.Time // a release before it leaves the key until then; zero: none does
 	ctx   lockContext
 
+	tether *tether // given back when the outcome is settled
+
 	mu        sync.Mutex    // guards all below, but for what only the goroutine that set releasing touches
 	releasing bool          // a Release is under way
 	after     chan struct{} // closed when it ends; nil while nobody waits for that
@@ -319,7 +321,7 @@ func (lk *Lock) extend(ctx context.Context, ttl time.Duration) error {
 		return call.ContextError(ctx)
 	}
 	l := lk.grant.lease
-	r := l.req
+	r := l.request()
 	r.TTL, r.Live = ttl, l.live
 	err := persist(ctx, func() error {
 		if err := lk.grant.stretch(ttl); err != nil {
@@ -428,6 +430,8 @@ func (lk *Lock) leave(err error, final bool) {
 	lk.releasing = false
 	if final {
 		lk.settled, lk.outcome = true, err
+		tethers.Put(lk.tether)
+		lk.tether = nil
 	}
 	if lk.after != nil {
 		close(lk.after)
@@ -445,11 +449,13 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 	defer lk.core.dog.count(-1)
 	began := time.Now()
 	reply := Reply{Listeners: -1}
+	first := false
 	switch err := g.finish(); {
 	case err == nil:
+		first = true
 		defer func() { lk.core.vacate(l, reply, time.Since(began)) }()
 	case err == errGone:
-		lk.core.sweepStrays(l.req, l.strays)
+		lk.core.sweepStrays(l.request(), l.strays)
 		return err, true
 	case err != ErrReleased:
 		lk.sweep() // it may be there yet: renewals may have arrived whose answers did not
@@ -469,12 +475,15 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 	}
 	switch {
 	case err == nil, errors.Is(err, ErrLost):
-		lk.core.sweepStrays(l.req, l.strays)
+		lk.core.sweepStrays(l.request(), l.strays)
 		if err != nil {
 			return errGone, true
 		}
 		lk.core.warnMute(reply, g.logger)
 		return nil, true
+	case first && g.overslept(began):
+		lk.sweep()
+		return fmt.Errorf("%w: the machine was suspended: %w", ErrLost, err), true
 	default:
 		if lk.unsure == nil {
 			lk.unsure = err
@@ -494,7 +503,7 @@ func (c *core) warnMute(r Reply, logger *slog.Logger) {
 // ending is the request that gives the key up now, or leaves it until keep, and wakes other rooms: in this one the turn
 // is passed on when it is done.
 func (c *core) ending(l *lease, keep time.Time) Request {
-	r := Request{Key: l.req.Key, Token: l.req.Token, TTL: l.longest()}
+	r := Request{Key: l.key, Token: l.token, TTL: l.longest()}
 	if !l.apart {
 		r.From = c.id
 	}
@@ -519,7 +528,7 @@ func (c *core) end(l *lease, keep time.Time) {
 		r.From = ""
 		_, err := c.store.Release(ctx, r)
 		if err == nil || errors.Is(err, ErrLost) {
-			c.sweepStrays(l.req, l.strays)
+			c.sweepStrays(l.request(), l.strays)
 			return true
 		}
 		return IsPermanent(err)

@@ -181,7 +181,7 @@ func (l *Locker) apart(ctx context.Context, a *attempt, name string, follow bool
 	return l.lock(ctx, name, &le.first, follow), nil
 }
 
-func (l *Locker) kind() kind { return kind{l.opts.ttl, l.opts.fence, l.opts.handoffs} }
+func (l *Locker) kind() kind { return kind{l.opts.ttl, int32(l.opts.handoffs), l.opts.fence} }
 
 // attempt is what is sent for a name: one token, as often as needed. It belongs to the turn: who gives up leaves it to
 // the next. Once a delete was sent for the token it is never used again.
@@ -226,7 +226,7 @@ func newToken() string {
 func (l *Locker) holds(ctx context.Context, key string) bool {
 	for lk, ok := FromContext(ctx); ok; lk, ok = lk.outer() {
 		g := lk.grant
-		if sameKeys(lk.core.store, l.core.store) && g.lease.req.Key.Lock == key && g.check() == nil {
+		if sameKeys(lk.core.store, l.core.store) && g.lease.key.Lock == key && g.check() == nil {
 			return true
 		}
 	}
@@ -469,9 +469,11 @@ func withContext(ctx context.Context, err error) error {
 
 // lease makes the lease of a granted attempt, which is not under watch yet.
 func (l *Locker) lease(name string, a *attempt, g granted) *lease {
-	le := &lease{dog: l.core.dog, name: name, req: a.req, kind: l.kind(), strays: a.strays, confirmed: g.sent}
-	le.deadline, le.suspended = g.sent.time.Add(le.req.TTL-drift(le.req.TTL)), g.sent.suspended
-	le.reach = time.Now().Add(le.req.TTL)
+	le := &lease{
+		dog: l.core.dog, name: name, key: a.req.Key, token: a.req.Token, kind: l.kind(), strays: a.strays, confirmed: g.sent.time,
+	}
+	le.deadline, le.suspended = g.sent.time.Add(le.kind.ttl-drift(le.kind.ttl)), g.sent.suspended
+	le.reach = time.Now().Add(le.kind.ttl)
 	le.renew.Value, le.alarm.Value = le, le
 	block := l.opts.handoffs
 	if block > 0 {
@@ -480,7 +482,7 @@ func (l *Locker) lease(name string, a *attempt, g granted) *lease {
 	le.first = grant{lease: le, fence: g.fence - g.reserved}
 	le.holder = &le.first
 	le.run = run{
-		began: g.sent.time, limit: block, block: block, stood: a.stood,
+		began: g.sent.time, limit: int32(block), block: int32(block), stood: int32(a.stood),
 		next: g.fence - g.reserved + 1, last: g.fence,
 	}
 	return le

@@ -12,13 +12,13 @@ import (
 // so many grants or so long a time there is a true release.
 type run struct {
 	began      time.Time
-	grants     int       // passed on so far
-	limit      int       // how many may be
 	next, last Fence     // reserved: from next to last
-	block      int       // how many grants to prepare for with the next prolongation
-	stood      int       // how often in a row others were let go first in vain, before
+	grants     int32     // passed on so far
+	limit      int32     // how many may be
+	block      int32     // how many grants to prepare for with the next prolongation
+	stood      int32     // how often in a row others were let go first in vain, before
+	notBefore  time.Time // when the next prolongation may be, after one has failed
 	asking     bool      // one is under way
-	notBefore  time.Time // when the next may be, after one has failed
 	heard      bool      // others listen, or it is not known
 }
 
@@ -32,14 +32,14 @@ const (
 func (l *lease) nextBlock() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.run.block
+	return int(l.run.block)
 }
 
 // kind is what a lease and a waiter must have in common for the lease to be passed on.
 type kind struct {
 	ttl      time.Duration
+	handoffs int32 // the most in a run while others listen
 	fence    FenceMode
-	handoffs int // the most in a run while others listen
 }
 
 // pass ends the grant and begins another, of the given kind, under the same lease; nil if the lease has to be released
@@ -51,7 +51,7 @@ func (g *grant) pass(to kind) *grant {
 	defer l.mu.Unlock()
 	r, at := &l.run, time.Now()
 	switch {
-	case g.ended != nil, l.extended, to != l.kind, at.Add(l.req.TTL / 3).After(l.deadline):
+	case g.ended != nil, l.extended, to != l.kind, at.Add(l.kind.ttl / 3).After(l.deadline):
 		return nil
 	case r.grants >= r.limit, at.Sub(r.began) >= runTime, l.kind.fence != FenceOff && r.next > r.last:
 		return nil
@@ -75,7 +75,7 @@ func (l *lease) anticipate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := &l.run
-	few, fences := r.block/2, int(r.last-r.next)+1
+	few, fences := r.block/2, int32(r.last-r.next)+1
 	short := l.kind.fence != FenceOff && fences <= min(few, r.limit-r.grants-1)
 	if !r.heard && r.limit-r.grants <= few {
 		short = true
@@ -84,8 +84,8 @@ func (l *lease) anticipate() {
 		return
 	}
 	r.asking = true
-	ask := l.req
-	ask.Count, ask.Floor, ask.Live = r.block, r.last, l.live
+	ask := l.request()
+	ask.Count, ask.Floor, ask.Live = int(r.block), r.last, l.live
 	ask.TTL = l.ttlLocked(time.Now())
 	l.reachLocked(time.Now(), ask.TTL)
 	l.dog.count(1)
@@ -109,7 +109,7 @@ func (l *lease) prolong(ask Request) {
 		if err == nil {
 			l.run.prepared(ask, reply)
 		} else {
-			l.run.notBefore = time.Now().Add(l.req.TTL / 6)
+			l.run.notBefore = time.Now().Add(l.kind.ttl / 6)
 		}
 	})
 }
@@ -120,7 +120,7 @@ func (r *run) prepared(ask Request, reply Reply) {
 	}
 	r.heard = reply.Listeners != 0
 	if !r.heard {
-		r.limit = max(r.limit, r.grants+ask.Count)
+		r.limit = max(r.limit, r.grants+int32(ask.Count))
 		r.block = min(2*r.block, maxBlock)
 	}
 }
@@ -128,11 +128,11 @@ func (r *run) prepared(ask Request, reply Reply) {
 // passOn gives the grant's lease to the next in line, if it is one that it may be given to. Nothing is sent.
 func (c *core) passOn(g *grant) bool {
 	l := g.lease
-	if l.apart || c.room.Waiting(l.req.Key.Lock) == 0 || g.check() != nil {
+	if l.apart || c.room.Waiting(l.key.Lock) == 0 || g.check() != nil {
 		return false
 	}
 	var next *grant
-	w := c.room.Next(l.req.Key.Lock, func(to kind) bool {
+	w := c.room.Next(l.key.Lock, func(to kind) bool {
 		next = g.pass(to)
 		return next != nil
 	})
@@ -184,13 +184,13 @@ func (c *core) vacate(l *lease, r Reply, took time.Duration) {
 	var t turn
 	if r.Listeners == 0 {
 		t.block = l.nextBlock()
-		c.room.Pass(l.req.Key.Lock, t)
+		c.room.Pass(l.key.Lock, t)
 		return
 	}
-	t.stood = min(l.run.stood+1, maxStood)
+	t.stood = min(int(l.run.stood)+1, maxStood)
 	pause := min(max(4*took, minStandBack)<<l.run.stood, maxStandBack)
 	t.after = time.Now().Add(pause)
-	if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {
+	if forget := c.room.Keep(l.key.Lock, t); forget != nil {
 		time.AfterFunc(pause, forget)
 	}
 }

@@ -162,12 +162,25 @@ func TestALogHandlerThatHangsCostsNoOtherLease(t *testing.T) {
 func TestASuspendedMachineHasLostItsLeases(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, w *world) {
 		l := w.locker(t)
-		err := l.Do(t.Context(), "n", func(ctx context.Context) error {
+		for what, during := range map[string]func(){
+			"the key is gone":       func() { w.mini.FastForward(ttl) },
+			"the server says not":   w.proxy.Silence,
+			"it can not be reached": func() { w.proxy.RefuseAll(); w.proxy.Cut() },
+		} {
+			err := l.Do(t.Context(), what, func(ctx context.Context) error {
+				lk, _ := lock.FromContext(ctx)
+				lock.Suspend(lk, ttl)
+				during()
+				return nil
+			})
+			require.ErrorIs(t, err, lock.ErrLost, "the section may not have been exclusive to its end: %s", what)
+			w.proxy.Heal()
+		}
+		require.NoError(t, l.Do(t.Context(), "n", func(ctx context.Context) error {
 			lk, _ := lock.FromContext(ctx)
 			lock.Suspend(lk, ttl)
 			return nil
-		})
-		require.ErrorIs(t, err, lock.ErrLost, "the section may not have been exclusive to its end")
+		}), "the server says that nobody else can have been there")
 
 		lk := acquire(t, l, "extended")
 		require.NoError(t, lk.Extend(t.Context(), time.Hour))

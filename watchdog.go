@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-b640e7e9/lock/internal/clock"
 	"github.com/seed-b640e7e9/lock/internal/due"
 	"github.com/seed-b640e7e9/lock/internal/wait"
 )
@@ -44,9 +45,10 @@ func newWatchdog(s Store, room *wait.Room[kind, turn]) *watchdog {
 // alarm tells the holders of leases whose deadline has come; then the room, of all that were lost; and when all have been
 // told it reports, as a log handler may take its time, or ask the Lock.
 func (w *watchdog) alarm(ls []*lease) {
+	suspended := clock.AtMost()
 	for _, l := range ls {
 		l.mu.Lock()
-		l.checkLocked()
+		l.checkLocked(suspended)
 		l.mu.Unlock()
 	}
 	var reports []func()
@@ -54,7 +56,7 @@ func (w *watchdog) alarm(ls []*lease) {
 		if report := l.reported(); report != nil {
 			reports = append(reports, report)
 			if !l.apart {
-				w.room.Pass(l.req.Key.Lock, turn{})
+				w.room.Pass(l.key.Lock, turn{})
 			}
 		}
 	}
@@ -68,23 +70,26 @@ func (l *lease) reported() func() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dog.alarms.Remove(&l.alarm)
-	if l.report == "" {
+	if !l.unsaid {
 		if l.ended == nil {
 			l.dog.alarms.Put(&l.alarm, l.deadline) // it has moved meanwhile
 		}
 		return nil
 	}
-	logger, report, err := orDefault(l.holder.logger), l.report, l.ended
-	l.report = ""
+	l.unsaid = false
+	logger, err, report := orDefault(l.holder.logger), l.ended, "lock: lost"
+	if err == errForgotten {
+		report = "lock: no longer renewed"
+	}
 	return func() { logger.Warn(report, "name", l.name, "error", err) }
 }
 
 // renewAll renews leases of one TTL together, as it says how long an answer may take.
 func (w *watchdog) renewAll(ls []*lease) {
-	slices.SortStableFunc(ls, func(a, b *lease) int { return int(a.req.TTL - b.req.TTL) })
+	slices.SortStableFunc(ls, func(a, b *lease) int { return int(a.kind.ttl - b.kind.ttl) })
 	for len(ls) > 0 {
 		n := 1
-		for n < len(ls) && n < chunk && ls[n].req.TTL == ls[0].req.TTL {
+		for n < len(ls) && n < chunk && ls[n].kind.ttl == ls[0].kind.ttl {
 			n++
 		}
 		part := ls[:n]
@@ -97,18 +102,18 @@ func (w *watchdog) renewAll(ls []*lease) {
 // renew sends one renewal for each lease. Answers are used until the leases would have run out.
 func (w *watchdog) renew(ls []*lease) {
 	defer w.count(-1)
-	sent := now()
+	sent, suspended := now(), clock.AtMost()
 	var live []*lease
 	var rs []Request
 	for _, l := range ls {
-		if r, ok := l.renewal(sent.time); ok {
+		if r, ok := l.renewal(sent.time, suspended); ok {
 			live, rs = append(live, l), append(rs, r)
 		}
 	}
 	if len(live) == 0 {
 		return
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(min(ls[0].req.TTL, maxAnswer)))
+	ctx, cancel := context.WithDeadline(context.Background(), sent.time.Add(min(ls[0].kind.ttl, maxAnswer)))
 	defer cancel()
 	w.store.Renew(ctx, rs, func(i int, _ Reply, err error) { live[i].renewed(sent, rs[i].TTL, err) })
 }

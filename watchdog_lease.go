@@ -41,9 +41,9 @@ func (s *strays) add(sent moment) { s.n, s.last = s.n+1, sent.time }
 type lease struct {
 	dog    *watchdog
 	name   string
-	req    Request
+	key    Key
+	token  string
 	kind   kind
-	apart  bool // the room knows nothing of it
 	strays strays
 	renew  due.Item[*lease] // the next renewal, in the watchdog's queue
 	alarm  due.Item[*lease] // the deadline, in its other one
@@ -52,15 +52,21 @@ type lease struct {
 	first     grant
 	holder    *grant        // the current grant
 	run       run           // of grants
-	extended  bool          // the key may last longer than the TTL says
 	ended     error         // nil while held; then ErrReleased, or an error that matches ErrLost
-	confirmed moment        // when the last command was sent that the server has confirmed
+	confirmed time.Time     // when the last command was sent that the server has confirmed
 	deadline  time.Time     // the lease must not be trusted from then on
 	suspended time.Duration // how long the machine had been when the command was sent that the deadline counts from
 	reach     time.Time     // when the key ends at the latest, whatever became of the commands sent for it
-	failures  int           // renewals that failed since the last confirmed one
-	failure   error         // the last of them
-	report    string        // of a loss, until it is reported
+	failure   error         // of the last renewal, if it failed
+	failures  uint8         // how many have since the last confirmed one
+	extended  bool          // the key may last longer than the TTL says
+	unsaid    bool          // it is lost, and that is not reported yet
+	apart     bool          // the room knows nothing of it; not guarded
+}
+
+// request begins what is sent for the lease.
+func (l *lease) request() Request {
+	return Request{Key: l.key, Token: l.token, TTL: l.kind.ttl, Fence: l.kind.fence}
 }
 
 // grant is one caller's turn under a lease. Its fields are guarded by the lease's mutex once it is under way.
@@ -70,10 +76,20 @@ type grant struct {
 	logger *slog.Logger            // nil: slog.Default()
 	until  time.Time               // no renewal carries the lease beyond it; zero: none does not
 	cancel context.CancelCauseFunc // ends the Lock's context; nil while there is no Lock yet
-	handle weak.Pointer[Lock]
-	ended  error     // nil while held; then ErrReleased, or an error that matches ErrLost
-	last   time.Time // the deadline that the lease had then
+	handle weak.Pointer[tether]    // the Lock's
+	ended  error                   // nil while held; then ErrReleased, or an error that matches ErrLost
+	last   time.Time               // the deadline that the lease had then
 }
+
+// tether is what a Lock holds on to as long as it can be reached, and its lease only by a weak pointer. A Lock that was
+// released gives it back, as a weak pointer is dear to make.
+type tether struct{ self weak.Pointer[tether] }
+
+var tethers = sync.Pool{New: func() any {
+	t := new(tether)
+	t.self = weak.Make(t)
+	return t
+}}
 
 // begin puts l under watch.
 func (l *lease) begin() {
@@ -88,9 +104,9 @@ func (l *lease) begin() {
 // renewAt returns when to renew after a command that was sent then: when a third of the TTL is over, or a little earlier at
 // random, so that leases taken at the same time do not stay together; and then a little earlier again, so that those of
 // many leases fall on the same instants. Else each would take a pipeline of its own, and a client has few at a time.
-func (l *lease) renewAt(sent moment) time.Time {
-	at := sent.time.Add(l.req.TTL/3 - rand.N(l.req.TTL/30))
-	return at.Add(-(at.Sub(l.dog.began) % min(l.req.TTL/60, grid)))
+func (l *lease) renewAt(sent time.Time) time.Time {
+	at := sent.Add(l.kind.ttl/3 - rand.N(l.kind.ttl/30))
+	return at.Add(-(at.Sub(l.dog.began) % min(l.kind.ttl/60, grid)))
 }
 
 // attach makes lk the handle of the grant, and cancel what ends its context: at once if the grant has ended already.
@@ -98,11 +114,12 @@ func (g *grant) attach(lk *Lock, cancel context.CancelCauseFunc, o *options) {
 	l := g.lease
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g.handle, g.cancel, g.logger = weak.Make(lk), cancel, o.logger
+	lk.tether = tethers.Get().(*tether)
+	g.handle, g.cancel, g.logger = lk.tether.self, cancel, o.logger
 	if o.maxHold > 0 {
 		began := time.Now()
 		if g == &l.first {
-			began = l.confirmed.time
+			began = l.confirmed
 		}
 		g.until = began.Add(o.maxHold)
 	}
@@ -114,18 +131,31 @@ func (g *grant) attach(lk *Lock, cancel context.CancelCauseFunc, o *options) {
 // check returns nil while the grant is held, else how it has ended. It looks at the clock rather than wait for the
 // alarm, so it is right at once when a process was frozen and goes on.
 func (g *grant) check() error {
+	suspended := clock.AtMost()
 	g.lease.mu.Lock()
 	defer g.lease.mu.Unlock()
-	g.lease.checkLocked()
+	g.lease.checkLocked(suspended)
 	return g.ended
 }
 
-// checkLocked loses the lease if its time is over, also if the machine was suspended meanwhile, which the monotonic
-// clock does not count.
-func (l *lease) checkLocked() {
-	if l.ended == nil && time.Until(l.deadline) <= clock.AtMost()-l.suspended {
+// checkLocked loses the lease if its time is over, also if the machine has been suspended meanwhile, which the monotonic
+// clock does not count: for as long as that in all, as clock.AtMost says.
+func (l *lease) checkLocked(suspended time.Duration) {
+	if l.ended == nil && time.Until(l.deadline) <= suspended-l.suspended {
 		l.loseLocked(l.unconfirmedLocked())
 	}
+}
+
+// overLocked is checkLocked where the server's word follows or has come, on which a suspension has no bearing. It spares
+// system calls.
+func (l *lease) overLocked() { l.checkLocked(l.suspended) }
+
+// overslept tells whether the lease had ended by then if suspensions of the machine are counted.
+func (g *grant) overslept(by time.Time) bool {
+	suspended := clock.AtMost()
+	g.lease.mu.Lock()
+	defer g.lease.mu.Unlock()
+	return g.last.Sub(by) <= suspended-g.lease.suspended
 }
 
 // reachLocked accounts for a command that may make the key last for ttl from then.
@@ -177,12 +207,12 @@ var errGone = fmt.Errorf("%w: the key is gone or another's", ErrLost)
 func (l *lease) confirm(sent moment, ttl time.Duration) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.checkLocked()
+	l.overLocked()
 	if l.ended != nil {
 		return l.ended
 	}
-	if sent.time.After(l.confirmed.time) {
-		l.confirmed = sent
+	if sent.time.After(l.confirmed) {
+		l.confirmed = sent.time
 		l.failures, l.failure = 0, nil
 	}
 	if d := sent.time.Add(ttl - drift(ttl)); d.After(l.deadline) {
@@ -204,7 +234,7 @@ func (l *lease) lose(err error) {
 // loseLocked tells the holder, and leaves what may take its time to the alarm.
 func (l *lease) loseLocked(err error) {
 	l.endLocked(err)
-	l.report = "lock: lost"
+	l.unsaid = true
 	l.dog.alarms.Put(&l.alarm, time.Now())
 }
 
@@ -212,7 +242,7 @@ func (l *lease) loseLocked(err error) {
 func (g *grant) finish() error {
 	g.lease.mu.Lock()
 	defer g.lease.mu.Unlock()
-	g.lease.checkLocked()
+	g.lease.overLocked()
 	if g.ended == nil {
 		g.lease.endLocked(ErrReleased)
 		return nil
@@ -258,9 +288,10 @@ func orDefault(logger *slog.Logger) *slog.Logger {
 
 // held tells whether the lease is held.
 func (l *lease) held() bool {
+	suspended := clock.AtMost()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.checkLocked()
+	l.checkLocked(suspended)
 	return l.ended == nil
 }
 
@@ -276,26 +307,27 @@ func (l *lease) longest() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.extended {
-		return l.req.TTL
+		return l.kind.ttl
 	}
-	return max(time.Until(l.reach), l.req.TTL)
+	return max(time.Until(l.reach), l.kind.ttl)
 }
 
 // lasting tells whether the grant is held, and enough of the lease is left to begin something.
 func (g *grant) lasting() bool {
+	suspended := clock.AtMost()
 	g.lease.mu.Lock()
 	defer g.lease.mu.Unlock()
-	g.lease.checkLocked()
-	return g.ended == nil && time.Until(g.lease.deadline) > g.lease.req.TTL/4
+	g.lease.checkLocked(suspended)
+	return g.ended == nil && time.Until(g.lease.deadline) > g.lease.kind.ttl/4
 }
 
 // stretch accounts for a command that is to make the key last for ttl: such a lease is not passed on. It returns how
 // the grant has ended, if it has.
 func (g *grant) stretch(ttl time.Duration) error {
-	l := g.lease
+	l, suspended := g.lease, clock.AtMost()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.checkLocked()
+	l.checkLocked(suspended)
 	if g.ended == nil {
 		l.extended = true
 		l.reachLocked(time.Now(), ttl)
@@ -304,40 +336,39 @@ func (g *grant) stretch(ttl time.Duration) error {
 }
 
 // renewal returns what to send for l, if anything, and plans the next try in case no answer comes.
-func (l *lease) renewal(at time.Time) (Request, bool) {
+func (l *lease) renewal(at time.Time, suspended time.Duration) (Request, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.checkLocked()
+	l.checkLocked(suspended)
 	if l.ended != nil {
 		return Request{}, false
 	}
 	if l.holder.cancel != nil && l.holder.handle.Value() == nil {
 		l.loseLocked(errForgotten)
-		l.report = "lock: no longer renewed"
 		return Request{}, false
 	}
 	if l.lastLocked() {
 		return Request{}, false
 	}
-	r := l.req
+	r := l.request()
 	r.TTL, r.Live = l.ttlLocked(at), l.live
 	l.reachLocked(at, r.TTL)
-	l.planLocked(at.Add(l.req.TTL / 6))
+	l.planLocked(at.Add(l.kind.ttl / 6))
 	return r, true
 }
 
 // ttlLocked is the TTL that a renewal at that time may give to the lease.
 func (l *lease) ttlLocked(at time.Time) time.Duration {
 	if l.holder.until.IsZero() {
-		return l.req.TTL
+		return l.kind.ttl
 	}
-	return min(l.req.TTL, l.holder.until.Sub(at).Truncate(time.Millisecond))
+	return min(l.kind.ttl, l.holder.until.Sub(at).Truncate(time.Millisecond))
 }
 
 // lastLocked tells whether the lease reaches as far as renewals may carry it.
 func (l *lease) lastLocked() bool {
 	until := l.holder.until
-	return !until.IsZero() && !l.deadline.Before(until.Add(-drift(l.req.TTL)))
+	return !until.IsZero() && !l.deadline.Before(until.Add(-drift(l.kind.ttl)))
 }
 
 // renewed accounts for the answer to a renewal.
@@ -345,7 +376,7 @@ func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
 	switch {
 	case err == nil:
 		if l.confirm(sent, ttl) == nil {
-			l.plan(sent, l.renewAt(sent))
+			l.plan(sent.time)
 		}
 	case errors.Is(err, ErrLost):
 		l.lose(errGone)
@@ -354,12 +385,12 @@ func (l *lease) renewed(sent moment, ttl time.Duration, err error) {
 	}
 }
 
-// plan sets the time of the next renewal, unless a command sent later than at that moment has been confirmed.
-func (l *lease) plan(sent moment, at time.Time) {
+// plan sets the time of the renewal after one that was sent then, unless a later command has been confirmed.
+func (l *lease) plan(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.confirmed.time.After(sent.time) {
-		l.planLocked(at)
+	if !l.confirmed.After(sent) {
+		l.planLocked(l.renewAt(sent))
 	}
 }
 
@@ -367,12 +398,12 @@ func (l *lease) plan(sent moment, at time.Time) {
 func (l *lease) failed(sent moment, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.confirmed.time.After(sent.time) {
+	if l.confirmed.After(sent.time) {
 		return
 	}
 	l.failure = err
-	least := l.req.TTL / 60
-	pause := min(least<<l.failures, l.req.TTL/6, max(time.Until(l.deadline)/3, least))
+	least := l.kind.ttl / 60
+	pause := min(least<<l.failures, l.kind.ttl/6, max(time.Until(l.deadline)/3, least))
 	l.failures = min(l.failures+1, 8)
 	l.planLocked(time.Now().Add(pause/2 + rand.N(pause/2)))
 }

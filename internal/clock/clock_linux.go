@@ -1,6 +1,7 @@
 package clock
 
 import (
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unsafe"
@@ -11,11 +12,27 @@ const (
 	boottime  = 7 // CLOCK_BOOTTIME: the same, and the time of suspensions
 )
 
-// AtLeast returns a lower bound of the time for which the machine has been suspended since it was started. The order
-// of the two readings makes it one: time that passes between them is not mistaken for suspension.
+// fresh is how long a lower bound is used again, as system calls cost more than all else that is done for a lock.
+const fresh = 10 * time.Millisecond
+
+var (
+	began = time.Now()
+	bound atomic.Int64 // the last lower bound that was found
+	until atomic.Int64 // and how long it is used, from began
+)
+
+// AtLeast returns a lower bound of the time for which the machine has been suspended since it was started. A bound that was
+// found up to 10 ms ago is one still.
 func AtLeast() time.Duration {
+	at := time.Since(began)
+	if int64(at) < until.Load() {
+		return time.Duration(bound.Load())
+	}
 	b := read(boottime)
-	return b - read(monotonic)
+	low := b - read(monotonic) // in this order: time that passes between the two is not mistaken for suspension
+	bound.Store(int64(low))
+	until.Store(int64(at + fresh))
+	return low
 }
 
 // AtMost returns an upper bound of the same.

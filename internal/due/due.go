@@ -4,6 +4,7 @@ package due
 
 import (
 	"container/heap"
+	"math"
 	"sync"
 	"time"
 )
@@ -11,7 +12,6 @@ import (
 // Item is an entry of a Queue. It is embedded in, or belongs to, whatever is to be done; its zero value is in no queue.
 type Item[T any] struct {
 	Value T
-	at    time.Time
 	index int // position in the heap plus one; 0 while out of the queue
 }
 
@@ -19,29 +19,30 @@ type Item[T any] struct {
 type Queue[T any] struct {
 	fire  func([]T)
 	slack time.Duration
+	began time.Time // instants are counted from then
 
-	mu    sync.Mutex // guards all below, and the items
-	items items[T]
-	timer *time.Timer
-	armed time.Time // when the timer is set to go off; zero while it is not set
+	mu      sync.Mutex // guards all below, and the items
+	entries entries[T]
+	timer   *time.Timer
+	set     bool          // the timer is
+	armed   time.Duration // when it goes off, if it is set
 }
 
 // New returns a Queue that calls fire, in a goroutine of its own, with all items that are due within slack from now:
 // none is handed out late for the sake of company, some a little early. Calls may overlap.
 func New[T any](slack time.Duration, fire func([]T)) *Queue[T] {
-	return &Queue[T]{slack: slack, fire: fire}
+	return &Queue[T]{slack: slack, fire: fire, began: time.Now()}
 }
 
 // Put makes it due at the given time, whether or not it was in the queue before.
 func (q *Queue[T]) Put(it *Item[T], at time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	it.at = at
-	if it.index > 0 {
-		heap.Fix(&q.items, it.index-1)
-	} else {
-		heap.Push(&q.items, it)
+	if it.index == 0 {
+		heap.Push(&q.entries, it)
 	}
+	q.entries[it.index-1].at = at.Sub(q.began)
+	heap.Fix(&q.entries, it.index-1)
 	q.armLocked()
 }
 
@@ -50,68 +51,76 @@ func (q *Queue[T]) Remove(it *Item[T]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if it.index > 0 {
-		heap.Remove(&q.items, it.index-1)
+		heap.Remove(&q.entries, it.index-1)
 	}
 }
 
 // armLocked sets the timer for the first item, unless it goes off by then anyway: one that goes off for nothing is
 // cheaper than one that is set again with each short-lived item.
 func (q *Queue[T]) armLocked() {
-	if len(q.items) == 0 {
+	if len(q.entries) == 0 {
 		return
 	}
-	first := q.items[0].at
-	if !q.armed.IsZero() && !q.armed.After(first) {
+	first := q.entries[0].at
+	if q.set && q.armed <= first {
 		return
 	}
-	q.armed = first
+	q.set, q.armed = true, first
 	if q.timer == nil {
-		q.timer = time.AfterFunc(time.Until(first), q.run)
+		q.timer = time.AfterFunc(first-time.Since(q.began), q.run)
 		return
 	}
-	q.timer.Reset(time.Until(first))
+	q.timer.Reset(first - time.Since(q.began))
 }
 
 func (q *Queue[T]) run() {
-	if ready := q.take(time.Now()); len(ready) > 0 {
+	if ready := q.take(time.Since(q.began)); len(ready) > 0 {
 		q.fire(ready)
 	}
 }
 
-func (q *Queue[T]) take(now time.Time) []T {
+func (q *Queue[T]) take(now time.Duration) []T {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var ready []T
-	for len(q.items) > 0 && !q.items[0].at.After(now.Add(q.slack)) {
-		ready = append(ready, heap.Pop(&q.items).(*Item[T]).Value)
+	for len(q.entries) > 0 && q.entries[0].at <= now+q.slack {
+		ready = append(ready, heap.Remove(&q.entries, 0).(*Item[T]).Value)
 	}
-	q.armed = time.Time{}
+	q.set = false
 	q.armLocked()
 	return ready
 }
 
-// items is the heap, earliest first.
-type items[T any] []*Item[T]
-
-func (h items[T]) Len() int           { return len(h) }
-func (h items[T]) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-
-func (h items[T]) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].index, h[j].index = i+1, j+1
+// entry is an item's place in the heap. The time is beside the pointer and not behind it: in a long queue that is most
+// of what an operation costs.
+type entry[T any] struct {
+	at   time.Duration
+	item *Item[T]
 }
 
-func (h *items[T]) Push(x any) {
+// entries is the heap, earliest first.
+type entries[T any] []entry[T]
+
+func (h entries[T]) Len() int           { return len(h) }
+func (h entries[T]) Less(i, j int) bool { return h[i].at < h[j].at }
+
+func (h entries[T]) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].item.index, h[j].item.index = i+1, j+1
+}
+
+// Push puts an item last; its time is set afterwards, as an entry would have to be allocated.
+func (h *entries[T]) Push(x any) {
 	it := x.(*Item[T])
-	*h = append(*h, it)
+	*h = append(*h, entry[T]{math.MaxInt64, it})
 	it.index = len(*h)
 }
 
-func (h *items[T]) Pop() any {
-	old := *h
-	it := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
+func (h *entries[T]) Pop() any {
+	last := len(*h) - 1
+	it := (*h)[last].item
+	(*h)[last] = entry[T]{}
+	*h = (*h)[:last]
 	it.index = 0
 	return it
 }

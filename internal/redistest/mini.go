@@ -47,7 +47,7 @@ type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 // newClient makes a client that the test closes. A nil dial is the client's own.
 func newClient(tb testing.TB, addr string, dial dialer, opts []func(*redis.Options)) *redis.Client {
 	tb.Helper()
-	o := &redis.Options{Addr: addr, Dialer: dial}
+	o := &redis.Options{Addr: addr, Dialer: dial, PoolSize: 20} // also on a machine of one core: see MiniClient
 	for _, opt := range opts {
 		opt(o)
 	}

@@ -11,8 +11,9 @@ import (
 // they pass it on. K is what the owner of a turn may ask of those in line, T what is passed on with the turn. A key
 // that nobody has the turn for takes no memory. A Room is safe for concurrent use, and its zero value is ready.
 type Room[K, T any] struct {
-	mu     sync.Mutex // guards all below, and the waiters' links
-	places map[string]place[K, T]
+	mu     sync.Mutex // guards all below, the places, and the waiters' links
+	places map[string]*place[K, T]
+	spare  *place[K, T] // one that is not in use, or nil
 }
 
 // place is a key's: what the owner of the turn shows, and the line.
@@ -20,16 +21,13 @@ type place[K, T any] struct {
 	shown       T
 	first, last *Waiter[K, T]
 	waiting     int
-	kept        *kept // nobody has the turn, but who comes next finds what is shown
+	kept        bool // nobody has the turn, but who comes next finds what is shown
 }
-
-// kept identifies one Keep.
-type kept struct{ _ byte }
 
 // Waiter is one in line.
 type Waiter[K, T any] struct {
 	room       *Room[K, T]
-	key        string
+	place      *place[K, T]
 	kind       K
 	prev, next *Waiter[K, T]
 	inLine     bool
@@ -45,7 +43,7 @@ func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
 	if free {
 		return nil, p.shown
 	}
-	w := &Waiter[K, T]{room: r, key: key, kind: kind, prev: p.last, inLine: true, given: make(chan T, 1)}
+	w := &Waiter[K, T]{room: r, place: p, kind: kind, prev: p.last, inLine: true, given: make(chan T, 1)}
 	if p.last == nil {
 		p.first = w
 	} else {
@@ -53,7 +51,6 @@ func (r *Room[K, T]) Enter(key string, kind K) (*Waiter[K, T], T) {
 	}
 	p.last = w
 	p.waiting++
-	r.put(key, p)
 	return w, p.shown
 }
 
@@ -66,19 +63,23 @@ func (r *Room[K, T]) TryEnter(key string) (shown T, ok bool) {
 }
 
 // claim takes the turn if nobody has it.
-func (r *Room[K, T]) claim(key string) (p place[K, T], free bool) {
-	p, taken := r.places[key]
-	if taken && p.kept == nil {
-		return p, false
+func (r *Room[K, T]) claim(key string) (p *place[K, T], free bool) {
+	p = r.places[key]
+	if p == nil {
+		if p, r.spare = r.spare, nil; p == nil {
+			p = new(place[K, T])
+		}
+		r.put(key, p)
+		return p, true
 	}
-	p.kept = nil
-	r.put(key, p)
-	return p, true
+	free = p.kept
+	p.kept = false
+	return p, free
 }
 
-func (r *Room[K, T]) put(key string, p place[K, T]) {
+func (r *Room[K, T]) put(key string, p *place[K, T]) {
 	if r.places == nil {
-		r.places = map[string]place[K, T]{}
+		r.places = map[string]*place[K, T]{}
 	}
 	r.places[key] = p
 }
@@ -87,13 +88,8 @@ func (r *Room[K, T]) put(key string, p place[K, T]) {
 func (r *Room[K, T]) Show(key string, t T) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.show(key, t)
-}
-
-func (r *Room[K, T]) show(key string, t T) {
-	if p, taken := r.places[key]; taken {
+	if p := r.places[key]; p != nil {
 		p.shown = t
-		r.places[key] = p
 	}
 }
 
@@ -101,24 +97,35 @@ func (r *Room[K, T]) show(key string, t T) {
 func (r *Room[K, T]) Waiting(key string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.places[key].waiting
+	if p := r.places[key]; p != nil {
+		return p.waiting
+	}
+	return 0
 }
 
-// Pass gives the turn to the first in line, with t, which is what the others see then. If nobody is in line the turn ends, and it returns false: t has
-// gone to nobody. Only the owner of the turn may call it.
+// Pass gives the turn to the first in line, with t, which is what the others see then. If nobody is in line the turn ends, and
+// it returns false: t has gone to nobody. Only the owner of the turn may call it.
 func (r *Room[K, T]) Pass(key string, t T) bool {
 	r.mu.Lock()
-	w := r.places[key].first
-	if w == nil {
-		delete(r.places, key)
-	} else {
-		r.unlink(w)
-		r.show(key, t)
+	defer r.mu.Unlock()
+	if r.pass(key, t) {
+		return true
 	}
-	r.mu.Unlock()
+	if p := r.places[key]; p != nil {
+		delete(r.places, key)
+		*p = place[K, T]{}
+		r.spare = p
+	}
+	return false
+}
+
+func (r *Room[K, T]) pass(key string, t T) bool {
+	w := r.first(key)
 	if w == nil {
 		return false
 	}
+	r.unlink(w)
+	w.place.shown = t
 	w.Give(t)
 	return true
 }
@@ -127,35 +134,28 @@ func (r *Room[K, T]) Pass(key string, t T) bool {
 // was given to somebody.
 func (r *Room[K, T]) Keep(key string, t T) (forget func()) {
 	r.mu.Lock()
-	w := r.places[key].first
-	id := new(kept)
-	if w == nil {
-		r.put(key, place[K, T]{shown: t, kept: id})
-	} else {
-		r.unlink(w)
-		r.show(key, t)
-	}
-	r.mu.Unlock()
-	if w != nil {
-		w.Give(t)
+	defer r.mu.Unlock()
+	if r.pass(key, t) {
 		return nil
 	}
+	p := &place[K, T]{shown: t, kept: true}
+	r.put(key, p)
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if r.places[key].kept == id {
+		if r.places[key] == p && p.kept {
 			delete(r.places, key)
 		}
 	}
 }
 
 // Next takes the first in line out of it, if accept says so; else it returns nil, and the turn stays with the caller.
-// Otherwise the turn is the returned one's, the others go on to see what they saw, and the caller has to Give. accept is called with the room locked. Only the
-// owner of the turn may call it.
+// Otherwise the turn is the returned one's, the others go on to see what they saw, and the caller has to Give. accept is
+// called with the room locked. Only the owner of the turn may call it.
 func (r *Room[K, T]) Next(key string, accept func(kind K) bool) *Waiter[K, T] {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := r.places[key].first
+	w := r.first(key)
 	if w == nil || !accept(w.kind) {
 		return nil
 	}
@@ -163,8 +163,15 @@ func (r *Room[K, T]) Next(key string, accept func(kind K) bool) *Waiter[K, T] {
 	return w
 }
 
+func (r *Room[K, T]) first(key string) *Waiter[K, T] {
+	if p := r.places[key]; p != nil {
+		return p.first
+	}
+	return nil
+}
+
 func (r *Room[K, T]) unlink(w *Waiter[K, T]) {
-	p := r.places[w.key]
+	p := w.place
 	if w.prev == nil {
 		p.first = w.next
 	} else {
@@ -177,7 +184,6 @@ func (r *Room[K, T]) unlink(w *Waiter[K, T]) {
 	}
 	w.prev, w.next, w.inLine = nil, nil, false
 	p.waiting--
-	r.put(w.key, p)
 }
 
 // Give hands over the turn that Next has promised. It never blocks.
@@ -193,7 +199,7 @@ func (w *Waiter[K, T]) Wait(ctx context.Context) (T, bool) {
 	}
 	w.room.mu.Lock()
 	if w.inLine {
-		shown := w.room.places[w.key].shown
+		shown := w.place.shown
 		w.room.unlink(w)
 		w.room.mu.Unlock()
 		return shown, false
