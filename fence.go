@@ -48,7 +48,7 @@ func (f Fence) Set(ctx context.Context, rdb redis.UniversalClient, key string, v
 	if f <= 0 {
 		return &Error{Op: "write", Name: key, Err: ErrNoFence}
 	}
-	s, m := single{client: call.New(rdb)}, &evalMessage{}
+	s, m := single{client: call.NewBatcher(call.New(rdb))}, &evalMessage{}
 	args := append(m.call(setScript, 2), key, keys.Mark(key), int64(f), value)
 	reply, err := s.eval(ctx, m, setScript, args, 0)
 	if err == nil && reply != int64(1) {

@@ -70,7 +70,7 @@ var All = []Mutant{
 	{
 		Name: "deadline from a retry that found its own token, without a raised TTL",
 		File: "scripts.go",
-		Old:  "if holder and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then\n  redis.call('PEXPIRE', KEYS[1], ARGV[2])\nend\n",
+		Old:  "if value then\n  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then\n    redis.call('PEXPIRE', KEYS[1], ARGV[2])\n  end\nend\n",
 		New:  "",
 
 		Package: root, Run: "TestAGrantThatALateRetryFoundIsNotTrustedBeyondTheKeysExpiry",
@@ -88,8 +88,8 @@ var All = []Mutant{
 		Edits: []Edit{
 			{
 				"watchdog_lease.go",
-				"l.planLocked(at.Add(l.req.TTL / 6))\n",
-				"l.planLocked(at.Add(l.req.TTL / 6))\n\tl.dog.alarms.Remove(&l.alarm) // the answer sets it again\n",
+				"l.planLocked(at.Add(l.kind.ttl / 6))\n",
+				"l.planLocked(at.Add(l.kind.ttl / 6))\n\tl.dog.alarms.Remove(&l.alarm) // the answer sets it again\n",
 			},
 			{
 				"watchdog_lease.go",
@@ -112,8 +112,8 @@ var All = []Mutant{
 	{
 		Name: "Valid that waits for the alarm",
 		File: "watchdog_lease.go",
-		Old:  "\tg.lease.checkLocked()\n\treturn g.ended\n",
-		New:  "\treturn g.ended\n",
+		Old:  "\tg.lease.checkLocked(suspended)\n\treturn g.ended\n",
+		New:  "\t_ = suspended\n\treturn g.ended\n",
 
 		Package: root, Run: "TestASuspendedMachineHasLostItsLeases",
 	},
@@ -148,8 +148,8 @@ var All = []Mutant{
 	{
 		Name: "acquire that shortens",
 		File: "scripts.go",
-		Old:  "if holder and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then",
-		New:  "if holder then",
+		Old:  "if value then\n  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then",
+		New:  "if value then\n  if true then",
 
 		Package: root, Run: "TestALateCopyOfAnAcquireShortensNothing",
 	},
@@ -167,12 +167,12 @@ var All = []Mutant{
 		Name: "counter outside the script, after the grant",
 		Edits: []Edit{
 			{
-				"scripts.go",
+				"scripts_single.go",
 				"\tif r.Fence == FenceOff {\n\t\targs = append(args, r.Key.Lock",
 				"\tif r.Count >= 0 {\n\t\targs = append(args, r.Key.Lock",
 			},
 			{
-				"scripts.go",
+				"scripts_single.go",
 				"	if err == nil && r.Fence != FenceOff && (got.Fence <= 0 || !got.Own && got.Fence <= Fence(r.Count)) {\n\t\treturn Reply{}, unexpected(reply)\n\t}\n\treturn got, err\n}",
 				`	if err == nil && r.Fence != FenceOff {
 		raised := redis.NewIntCmd(ctx, "incrby", r.Key.Fence, r.Count+1)
@@ -192,7 +192,7 @@ var All = []Mutant{
 		Name: "counter outside the script, before the grant",
 		Edits: []Edit{
 			{
-				"scripts.go",
+				"scripts_single.go",
 				"\tif r.Fence == FenceOff {\n\t\targs = append(args, r.Key.Lock",
 				`	raised := redis.NewIntCmd(ctx, "incrby", r.Key.Fence, r.Count+1)
 	if r.Fence != FenceOff {
@@ -204,7 +204,7 @@ var All = []Mutant{
 		args = append(args, r.Key.Lock`,
 			},
 			{
-				"scripts.go",
+				"scripts_single.go",
 				"\tgot, err := readAcquired(reply)\n",
 				"\tgot, err := readAcquired(reply)\n\tgot.Fence = Fence(raised.Val())\n",
 			},
@@ -218,7 +218,7 @@ var All = []Mutant{
 			{
 				"scripts.go",
 				"local fence = '0'\nif KEYS[2] then\n",
-				"if not holder then\n  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nend\nlocal fence = '0'\nif KEYS[2] then\n",
+				"if not value then\n  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nend\nlocal fence = '0'\nif KEYS[2] then\n",
 			},
 			{"scripts.go", "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])\nreturn fence\n", "return fence\n"},
 		},
@@ -245,7 +245,7 @@ var All = []Mutant{
 	},
 	{
 		Name: "grant on a token that a delete was sent for, as the next is of another kind",
-		File: "lock_acquire.go",
+		File: "lock_contend.go",
 		Old:  "\t\ta.last = c.last\n",
 		New:  "\t\ta.last, a.req.Token = c.last, c.req.Token\n",
 
@@ -304,7 +304,7 @@ var All = []Mutant{
 	{
 		Name: "handoff near the deadline",
 		File: "lock_handoff.go",
-		Old:  ", at.Add(l.req.TTL / 3).After(l.deadline):",
+		Old:  ", at.Add(l.kind.ttl / 3).After(l.deadline):",
 		New:  ":",
 
 		Package: root, Run: "TestALeaseWithLittleLeftIsNotPassedOn",
@@ -313,7 +313,7 @@ var All = []Mutant{
 		Name: "handoff after the deadline",
 		Edits: []Edit{
 			{"lock_handoff.go", " || g.check() != nil {", " {"},
-			{"watchdog_lease.go", "return g.ended == nil && time.Until(g.lease.deadline) > g.lease.req.TTL/4", "return g.ended == nil"},
+			{"watchdog_lease.go", "return g.ended == nil && time.Until(g.lease.deadline) > g.lease.kind.ttl/4", "return g.ended == nil"},
 		},
 
 		Package: root, Run: "TestALeaseThatIsOverIsNotPassedOn",
@@ -329,14 +329,14 @@ var All = []Mutant{
 	{
 		Name: "newcomers that do not stand back",
 		File: "lock_handoff.go",
-		Old:  "if forget := c.room.Keep(l.req.Key.Lock, t); forget != nil {\n\t\ttime.AfterFunc(pause, forget)\n\t}",
-		New:  "c.room.Pass(l.req.Key.Lock, t)",
+		Old:  "if forget := c.room.Keep(l.key.Lock, t); forget != nil {\n\t\ttime.AfterFunc(pause, forget)\n\t}",
+		New:  "c.room.Pass(l.key.Lock, t)",
 
 		Package: root, Run: "TestAProcessStandsBackAndIsNotWokenByItsOwnRelease",
 	},
 	{
 		Name: "waiters woken by their own room's releases",
-		File: "lock_acquire.go",
+		File: "lock_contend.go",
 		Old:  "\t\tif from != l.core.id {\n\t\t\tc.wake()\n\t\t}\n",
 		New:  "\t\tc.wake()\n",
 
@@ -409,9 +409,9 @@ if value == ARGV[1] then
 				"r.Again, r.Fence, r.Count, r.Limit = true, lock.FenceOff, 0, patience(r.TTL)",
 				"r.Again, r.Fence, r.Count, r.Limit, r.Quiet = true, lock.FenceOff, 0, patience(r.TTL), true",
 			},
-			{"scripts.go", "if r.Again || r.Fence != FenceOff {", "if !r.Quiet && (r.Again || r.Fence != FenceOff) {"},
+			{"scripts_single.go", "if r.Again || r.Fence != FenceOff {", "if !r.Quiet && (r.Again || r.Fence != FenceOff) {"},
 			{
-				"scripts.go",
+				"scripts_single.go",
 				`	m.cmd = *redis.NewStatusCmd(ctx, append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")...)`,
 				`	args := append(m.args[:0], "set", r.Key.Lock, &m.token, "px", &m.ttl, "nx")
 	if r.Quiet {
