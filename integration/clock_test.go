@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,9 +62,12 @@ func clockShim(t *testing.T, wanted bool) (offset string) {
 	return offset
 }
 
-// clock moves the server's clock.
+// clock moves the server's clock, and sees that it has moved: the workers need not notice.
 func (n *nemesis) clock(by time.Duration) {
 	next := n.offset + ".next"
 	require.NoError(n.t, os.WriteFile(next, []byte(strconv.FormatInt(by.Milliseconds(), 10)), 0o600))
 	require.NoError(n.t, os.Rename(next, n.offset))
+	at, err := n.admin.Time(context.Background()).Result()
+	require.NoError(n.t, err)
+	require.WithinDuration(n.t, time.Now().Add(by), at, 5*time.Second, "the server's clock has not moved")
 }

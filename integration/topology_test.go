@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/seed-b640e7e9/lock/integration/history"
 	"github.com/seed-b640e7e9/lock/internal/redistest"
 )
 
@@ -25,39 +27,63 @@ func ask(t *testing.T, s *redistest.Server, args ...any) string {
 	return text
 }
 
-// clusterFaults are rows on a cluster of three primaries, each with a replica.
+// lasting is a TTL that is not over when a replica has taken over, nor is a third of it, after which the holder hears.
+const lasting = 15 * time.Second
+
+// clusterFaults are rows on a cluster of three primaries.
 func clusterFaults(t *testing.T) (results []result) {
-	rows := []row{{fault: "cluster: slots move (MOVED, ASK)"}, {fault: "cluster: a primary killed, its replica takes over", overlap: true}}
+	rows := []row{
+		{fault: "cluster: slots move (MOVED, ASK)"},
+		{fault: "cluster: a primary killed, its replica takes over", overlap: true},
+		{fault: "cluster: the same, while leases last that the replica lacks", overlap: true, second: true, shows: []string{"release lock lost"}},
+	}
 	for _, r := range rows {
 		t.Run(r.fault, func(t *testing.T) {
 			c := redistest.StartCluster(t, redistest.Redis7, 3)
-			config := r.config()
-			config.Addr, config.Cluster = c.Servers[0].Addr(), true
-			n := &nemesis{world: worldOf(t, config, c.Client(t))}
-			switch {
-			case r.overlap:
-				addReplicas(t, c)
-				r.make = func(n *nemesis) {
-					primary := serverOf(t, c, "lock:k1")
-					if primary == c.Servers[0] {
-						primary = serverOf(t, c, "lock:k2") // the workers may still have to ask the first
-					}
-					primary.Kill()
-					sleep(6 * time.Second) // the node timeout is 2 s
-				}
-			default:
-				r.make = func(n *nemesis) {
-					for range 3 {
-						for _, name := range n.names() {
-							moveSlot(t, c, "lock:"+name)
-						}
+			n := &nemesis{world: worldOf(t, r.config(), c.Client(t))}
+			n.config.Addr, n.config.Cluster = c.Servers[0].Addr(), true
+			r.make = func(n *nemesis) {
+				for range 3 {
+					for _, name := range n.names() {
+						moveSlot(t, c, "lock:"+name)
 					}
 				}
+			}
+			if r.overlap {
+				r.make = takeover(n, c, r.second)
 			}
 			results = append(results, n.suffer(r))
 		})
 	}
 	return results
+}
+
+// takeover prepares the end of the primary that has all Kept names, whose replica takes over with their locks or without.
+func takeover(n *nemesis, c *redistest.Cluster, lacks bool) func(*nemesis) {
+	t := n.t
+	t.Helper()
+	n.config.Kept = []string{"{k}1", "{k}2"}
+	primary := serverOf(t, c, "lock:{k}")
+	if primary == c.Servers[0] { // the workers may still have to ask that one
+		n.config.Addr = c.Servers[1].Addr()
+	}
+	replica := addReplica(t, c, primary)
+	if lacks {
+		// A client that is only refused at the old address asks for the new one no sooner than after that, by default a minute.
+		n.config.Reload = time.Second
+		separate(t, primary, replica)
+	}
+	return func(n *nemesis) {
+		if lacks {
+			requireLacks(t, primary, replica)
+		}
+		killed := history.Now()
+		primary.Kill()
+		awaitInfo(t, replica, "role:master")
+		if lacks {
+			n.awaitHeard(killed)
+		}
+	}
 }
 
 // serverOf returns the primary of a key.
@@ -108,43 +134,116 @@ func moveSlot(t *testing.T, c *redistest.Cluster, key string) {
 	}
 }
 
-// addReplicas gives each primary a replica, and waits until it has all data.
-func addReplicas(t *testing.T, c *redistest.Cluster) {
+// addReplica gives a primary a replica, and waits until that has all data and all nodes know it.
+func addReplica(t *testing.T, c *redistest.Cluster, primary *redistest.Server) *redistest.Server {
 	t.Helper()
-	primaries := c.Servers
-	for _, p := range primaries {
-		r := redistest.StartNode(t, redistest.Redis7)
-		host, port, _ := net.SplitHostPort(p.Addr())
-		ask(t, r, "CLUSTER", "MEET", host, port, p.BusPort())
-		id := ask(t, p, "CLUSTER", "MYID")
-		require.Eventually(t, func() bool {
-			rdb := redis.NewClient(&redis.Options{Addr: r.Addr()})
-			defer rdb.Close()
-			return rdb.Do(context.Background(), "CLUSTER", "REPLICATE", id).Err() == nil
-		}, 20*time.Second, 50*time.Millisecond)
-		require.Eventually(t, func() bool { return strings.Contains(ask(t, r, "INFO", "replication"), "master_link_status:up") },
-			20*time.Second, 50*time.Millisecond)
+	r := redistest.StartNode(t, redistest.Redis7)
+	for _, s := range append([]*redistest.Server{r}, c.Servers...) {
+		// They talk to each other twice within the timeout; and a primary waits for further replicas before it copies its data.
+		ask(t, s, "CONFIG", "SET", "cluster-node-timeout", "500", "repl-diskless-sync-delay", "0")
 	}
-	sleep(2 * time.Second) // all nodes have to know
+	host, port, _ := net.SplitHostPort(primary.Addr())
+	ask(t, r, "CLUSTER", "MEET", host, port, primary.BusPort())
+	id := ask(t, primary, "CLUSTER", "MYID")
+	rdb := redis.NewClient(&redis.Options{Addr: r.Addr()})
+	defer rdb.Close()
+	require.Eventually(t, func() bool { return rdb.Do(context.Background(), "CLUSTER", "REPLICATE", id).Err() == nil },
+		20*time.Second, 50*time.Millisecond)
+	awaitInfo(t, r, "master_link_status:up")
+	for _, s := range c.Servers {
+		require.Eventually(t, func() bool {
+			return strings.Contains(ask(t, s, "CLUSTER", "NODES"), "slave "+id)
+		}, 20*time.Second, 20*time.Millisecond)
+	}
+	return r
 }
 
-// sentinelFault is a failover with the lock on the side that is lost: the primary is stopped, and comes back as a replica.
-func sentinelFault(t *testing.T) (results []result) {
-	r := row{fault: "Sentinel: failover, the lock on the lost side", overlap: true}
-	t.Run(r.fault, func(t *testing.T) {
-		s := redistest.StartSentinel(t)
-		config := r.config()
-		config.Addr, config.Sentinel = s.Sentinel.Addr(), redistest.SentinelName
-		n := &nemesis{world: worldOf(t, config, s.Client(t))}
-		r.make = func(*nemesis) {
-			old := s.Primary(t)
-			ask(t, s.Replica(t), "CONFIG", "SET", "repl-timeout", "3600")
-			old.Pause()
-			s.AwaitFailover(t, old)
-			old.Resume()
-			sleep(time.Second)
+// awaitInfo waits until a server says something of its replication.
+func awaitInfo(t *testing.T, s *redistest.Server, text string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return strings.Contains(ask(t, s, "INFO", "replication"), text) }, 20*time.Second, 20*time.Millisecond)
+}
+
+// separate ends replication for good: the replica does not get in any more. For all others it is alive, so it may take over.
+func separate(t *testing.T, primary, replica *redistest.Server) {
+	t.Helper()
+	ask(t, replica, "CONFIG", "SET", "masterauth", "wrong")
+	rdb := redis.NewClient(&redis.Options{Addr: primary.Addr()})
+	defer rdb.Close()
+	require.NoError(t, rdb.Do(context.Background(), "CLIENT", "KILL", "TYPE", "replica").Err())
+	awaitInfo(t, replica, "master_link_status:down")
+}
+
+// requireLacks sees that there are locks, and that a replica does not know them.
+func requireLacks(t *testing.T, primary, replica *redistest.Server) {
+	t.Helper()
+	held := func(s *redistest.Server) int {
+		rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
+		defer rdb.Close()
+		return len(rdb.Keys(context.Background(), "lock:*k*").Val())
+	}
+	require.NotZero(t, held(primary))
+	require.Zero(t, held(replica))
+}
+
+// awaitHeard waits until all who held one of Kept at that time have heard that they do not any more, or have given it up.
+func (n *nemesis) awaitHeard(since time.Duration) {
+	n.t.Helper()
+	require.Eventually(n.t, func() bool { return n.holders(since) == 0 }, lasting+time.Second, 50*time.Millisecond)
+}
+
+// holders counts those who held one of Kept then, and believe that they still do.
+func (n *nemesis) holders(then time.Duration) int {
+	n.world.mu.Lock()
+	defer n.world.mu.Unlock()
+	type id struct{ worker, grant int }
+	held := map[id]bool{}
+	for _, e := range n.events {
+		switch {
+		case e.Kind == history.Acquired && e.At < then && slices.Contains(n.config.Kept, e.Name):
+			held[id{e.Worker, e.Grant}] = true
+		case e.Kind == history.Lost || e.Kind == history.Release:
+			delete(held, id{e.Worker, e.Grant})
 		}
-		results = append(results, n.suffer(r))
-	})
+	}
+	return len(held)
+}
+
+// sentinelFaults are failovers with locks on the side that is lost: the primary is stopped, and comes back as a replica; or it is
+// killed, while leases last that the replica lacks.
+func sentinelFaults(t *testing.T) (results []result) {
+	rows := []row{
+		{fault: "Sentinel: failover, the lock on the lost side", overlap: true},
+		{fault: "Sentinel: failover, while leases last that the replica lacks", overlap: true, second: true, shows: []string{"release lock lost"}},
+	}
+	for _, r := range rows {
+		t.Run(r.fault, func(t *testing.T) {
+			s := redistest.StartSentinel(t)
+			config := r.config()
+			config.Addr, config.Sentinel = s.Sentinel.Addr(), redistest.SentinelName
+			n := &nemesis{world: worldOf(t, config, s.Client(t))}
+			old, replica := s.Primary(t), s.Replica(t)
+			if r.second {
+				ask(t, s.Sentinel, "SENTINEL", "SET", redistest.SentinelName, "down-after-milliseconds", "500")
+				separate(t, old, replica)
+				r.make = func(*nemesis) {
+					requireLacks(t, old, replica)
+					killed := history.Now()
+					old.Kill()
+					s.AwaitFailover(t, old)
+					n.awaitHeard(killed)
+				}
+			} else {
+				r.make = func(*nemesis) {
+					ask(t, replica, "CONFIG", "SET", "repl-timeout", "3600")
+					old.Pause()
+					s.AwaitFailover(t, old)
+					old.Resume()
+					sleep(time.Second)
+				}
+			}
+			results = append(results, n.suffer(r))
+		})
+	}
 	return results
 }

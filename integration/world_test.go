@@ -37,6 +37,7 @@ type world struct {
 	t        *testing.T
 	server   *redistest.Server
 	resource *redistest.Server
+	network  *network // nil if workers have no namespaces
 	config   worker.Config
 	ttls     []time.Duration                             // of workers, in turn
 	keys     func(ctx context.Context) ([]string, error) // of locks that are left
@@ -113,6 +114,9 @@ func (w *world) spawn() *process {
 	exe, err := os.Executable()
 	require.NoError(w.t, err)
 	p.cmd = exec.Command(exe)
+	if w.network != nil {
+		p.cmd = w.network.join(c.ID, exe)
+	}
 	p.cmd.Env = append(os.Environ(), c.Env())
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	p.cmd.Stderr = os.Stderr
@@ -190,7 +194,7 @@ func (w *world) conditions() history.Conditions {
 // requireNoKeys waits until no lock is left: keys of processes that were killed end with their TTL.
 func (w *world) requireNoKeys() {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*w.config.TTL+10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*w.config.Longest()+10*time.Second)
 	defer cancel()
 	for {
 		left, err := w.keys(ctx)

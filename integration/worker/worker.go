@@ -2,6 +2,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,10 +30,13 @@ type Config struct {
 	Resource   string // where the registers are: a Redis, or a file for SQLite
 	Pool       int    // connections; 0: the default
 	Names      []string
-	Kept       []string // names that two goroutines more hold for as long as two TTLs
+	Kept       []string      // names that two goroutines more hold for longer
+	Keep       time.Duration // how long Kept are held; 0: for up to two TTLs, at random
+	KeptTTL    time.Duration // of their leases; 0: TTL
 	TTL        time.Duration
 	Clock      bool          // fences by the server's clock
 	Cluster    bool          // Addr is a node of a Redis Cluster
+	Reload     time.Duration // after which a Cluster client asks again where the primaries are; 0: its default
 	Sentinel   string        // Addr is a Sentinel's; this is the name of the primary
 	Handoffs   int           // see lock.WithMaxHandoffs; -1: the default
 	Goroutines int           // that take locks
@@ -64,6 +68,9 @@ func Main() bool {
 	return true
 }
 
+// Longest is the TTL of the leases that last longest.
+func (c Config) Longest() time.Duration { return max(c.TTL, c.KeptTTL) }
+
 // Env is the environment variable that makes a process a worker.
 func (c Config) Env() string {
 	text, err := json.Marshal(c)
@@ -82,6 +89,14 @@ type worker struct {
 	store    *watched
 	grants   atomic.Int64
 	ops      atomic.Int64
+}
+
+// duty is what some goroutines do again and again: take one of the names, and hold it for a while.
+type duty struct {
+	locker      *lock.Locker
+	names       []string
+	ttl         time.Duration
+	least, most time.Duration // that a name is held
 }
 
 // Run takes locks until ctx ends.
@@ -105,24 +120,22 @@ func Run(ctx context.Context, c Config, out io.Writer) {
 	defer done()
 	go w.watchStalls(watched)
 	var wg sync.WaitGroup
-	for i := range c.Goroutines {
-		rnd := rand.New(rand.NewPCG(c.Seed, uint64(i)))
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				w.turn(ctx, rnd, c.Names, c.Stay)
-			}
-		})
+	begin := func(first, goroutines int, d duty) {
+		for i := range goroutines {
+			rnd := rand.New(rand.NewPCG(c.Seed, uint64(first+i)))
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					w.turn(ctx, rnd, d)
+				}
+			})
+		}
 	}
-	for i := range 2 * min(len(c.Kept), 1) {
-		rnd := rand.New(rand.NewPCG(c.Seed, uint64(c.Goroutines+i)))
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				w.turn(ctx, rnd, c.Kept, 2*c.TTL)
-			}
-		})
+	begin(0, c.Goroutines, duty{locker: w.locker, names: c.Names, ttl: c.TTL, most: c.Stay})
+	if ttl := c.Longest(); len(c.Kept) > 0 {
+		begin(c.Goroutines, 2, duty{locker: w.locker.With(lock.WithTTL(ttl)), names: c.Kept, ttl: ttl, least: c.Keep, most: cmp.Or(c.Keep, 2*ttl)})
 	}
 	wg.Wait()
-	end, cancel := context.WithTimeout(context.Background(), 2*c.TTL+10*time.Second)
+	end, cancel := context.WithTimeout(context.Background(), 2*c.Longest()+10*time.Second)
 	defer cancel()
 	if err := w.locker.Wait(end); err != nil {
 		panic(fmt.Sprintf("worker %d: something is left: %v", c.ID, err))
@@ -148,7 +161,9 @@ func (c *Config) client() redis.UniversalClient {
 	}
 	switch {
 	case c.Cluster:
-		return redis.NewClusterClient(o.Cluster())
+		cluster := o.Cluster()
+		cluster.ClusterStateReloadInterval = c.Reload
+		return redis.NewClusterClient(cluster)
 	case c.Sentinel != "":
 		o.MasterName = c.Sentinel
 		return redis.NewFailoverClient(o.Failover())
@@ -158,13 +173,13 @@ func (c *Config) client() redis.UniversalClient {
 }
 
 // turn takes a lock once, if it gets it in time.
-func (w *worker) turn(ctx context.Context, rnd *rand.Rand, names []string, stay time.Duration) {
-	name := names[rnd.IntN(len(names))]
-	take := w.locker.Acquire
+func (w *worker) turn(ctx context.Context, rnd *rand.Rand, d duty) {
+	name := d.names[rnd.IntN(len(d.names))]
+	take := d.locker.Acquire
 	if rnd.IntN(8) == 0 {
-		take = w.locker.TryAcquire
+		take = d.locker.TryAcquire
 	}
-	waiting, cancel := context.WithTimeout(ctx, time.Duration(rnd.Int64N(int64(4*w.TTL))))
+	waiting, cancel := context.WithTimeout(ctx, time.Duration(rnd.Int64N(int64(4*d.ttl))))
 	defer cancel()
 	called := history.Now()
 	lk, err := take(waiting, name)
@@ -176,26 +191,26 @@ func (w *worker) turn(ctx context.Context, rnd *rand.Rand, names []string, stay 
 		}
 		return
 	}
-	w.hold(lk, name, at, time.Duration(rnd.Int64N(int64(stay)+1)), rnd.IntN(4) == 0)
+	w.hold(ctx, lk, name, at, d.ttl, d.least+time.Duration(rnd.Int64N(int64(d.most-d.least)+1)), rnd.IntN(4) == 0)
 }
 
-// hold raises the register while it has the lock, and gives it up after a while.
-func (w *worker) hold(lk *lock.Lock, name string, at, stay time.Duration, careless bool) {
+// hold raises the register while it has the lock, and gives it up after a while, or when ctx ends.
+func (w *worker) hold(ctx context.Context, lk *lock.Lock, name string, at, ttl, stay time.Duration, careless bool) {
 	grant := int(w.grants.Add(1))
-	event := func(kind history.Kind, at time.Duration, outcome string) {
+	event := func(kind history.Kind, deadline time.Time, at time.Duration, outcome string) {
 		w.rec.Add(history.Event{
-			Kind: kind, Grant: grant, Name: name, At: at, Outcome: outcome, TTL: w.TTL,
-			Deadline: history.On(lk.Deadline()), Fence: int64(lk.Fence()),
+			Kind: kind, Grant: grant, Name: name, At: at, Outcome: outcome, TTL: ttl,
+			Deadline: history.On(deadline), Fence: int64(lk.Fence()),
 		})
 	}
 	w.rec.Add(history.Event{
-		Kind: history.Acquired, Grant: grant, Name: name, At: at, TTL: w.TTL, Sent: w.store.sentFor(name),
+		Kind: history.Acquired, Grant: grant, Name: name, At: at, TTL: ttl, Sent: w.store.sentFor(name),
 		Deadline: history.On(lk.Deadline()), Fence: int64(lk.Fence()),
 	})
 	stop := context.AfterFunc(lk.Context(), func() {
 		at := history.Now()
 		if errors.Is(context.Cause(lk.Context()), lock.ErrLost) {
-			event(history.Lost, at, "")
+			event(history.Lost, lk.Deadline(), at, "")
 		}
 	})
 	defer stop()
@@ -204,18 +219,19 @@ func (w *worker) hold(lk *lock.Lock, name string, at, stay time.Duration, carele
 		select {
 		case <-idle.C:
 		case <-lk.Context().Done():
+		case <-ctx.Done():
 		}
 		idle.Stop()
 		if careless || lk.Valid() { // if the holder does not look, the register has to
 			w.write(name, lk.Fence(), value+1)
 		}
 	}
-	event(history.Release, history.Now(), "")
+	event(history.Release, lk.Deadline(), history.Now(), "") // the deadline first: a renewal sent after that instant is not in it
 	outcome := ""
 	if err := lk.Release(context.Background()); err != nil {
 		outcome = err.Error()
 	}
-	event(history.Released, history.Now(), outcome)
+	event(history.Released, lk.Deadline(), history.Now(), outcome)
 }
 
 func (w *worker) claim(name string, f lock.Fence) (value int64, ok bool) {
