@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/seed-b640e7e9/lock"
 	"github.com/seed-b640e7e9/lock/integration/history"
 	"github.com/seed-b640e7e9/lock/internal/redistest"
 )
@@ -69,8 +70,6 @@ func takeover(n *nemesis, c *redistest.Cluster, lacks bool) func(*nemesis) {
 	}
 	replica := addReplica(t, c, primary)
 	if lacks {
-		// A client that is only refused at the old address asks for the new one no sooner than after that, by default a minute.
-		n.config.Reload = time.Second
 		separate(t, primary, replica)
 	}
 	return func(n *nemesis) {
@@ -246,4 +245,30 @@ func sentinelFaults(t *testing.T) (results []result) {
 		})
 	}
 	return results
+}
+
+// A lock whose primary dies is renewed at the replica that takes over and knows it. go-redis alone would go on asking the dead
+// one for a minute.
+func TestALockOutlivesItsPrimary(t *testing.T) {
+	const ttl = 8 * time.Second
+	c := redistest.StartCluster(t, redistest.Redis7, 3)
+	primary := serverOf(t, c, "lock:n")
+	replica := addReplica(t, c, primary)
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{c.Servers[0].Addr(), c.Servers[1].Addr(), c.Servers[2].Addr()}, ContextTimeoutEnabled: true})
+	defer rdb.Close()
+	l := lock.New(rdb, lock.WithTTL(ttl))
+	lk, err := l.Acquire(t.Context(), "n")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		return strings.Contains(ask(t, replica, "INFO", "keyspace"), "keys=1,")
+	}, ttl/4, 10*time.Millisecond)
+	deadline := lk.Deadline()
+	primary.Kill()
+	awaitInfo(t, replica, "role:master")
+	require.Eventually(t, func() bool { return lk.Deadline().After(deadline) }, time.Until(deadline), 10*time.Millisecond, "it is renewed")
+	next, err := l.Acquire(t.Context(), "another{lock:n}")
+	require.NoError(t, err)
+	require.NoError(t, next.Release(t.Context()))
+	require.NoError(t, lk.Release(t.Context()))
+	require.NoError(t, l.Wait(t.Context()))
 }

@@ -39,10 +39,14 @@ func (f mainFunc) Run() int { return f() }
 
 // backend is a quorum as the conformance suite wants it. direct are clients of the nodes.
 func backend(t *testing.T, direct []*redis.Client, open func(t *testing.T) []redis.UniversalClient) locktest.Backend {
-	each := func(f func(c *redis.Client) error) {
-		for _, c := range direct {
-			require.NoError(t, f(c))
+	each := func(f func(c *redis.Client) error) { // at once: one by one a renewal could heal what was done
+		var wg sync.WaitGroup
+		errs := make([]error, len(direct))
+		for i, c := range direct {
+			wg.Go(func() { errs[i] = f(c) })
 		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
 	}
 	return locktest.Backend{
 		New: func(t *testing.T, opts ...lock.Option) *lock.Locker { return redlock.New(open(t), opts...) },

@@ -36,7 +36,6 @@ type Config struct {
 	TTL        time.Duration
 	Clock      bool          // fences by the server's clock
 	Cluster    bool          // Addr is a node of a Redis Cluster
-	Reload     time.Duration // after which a Cluster client asks again where the primaries are; 0: its default
 	Sentinel   string        // Addr is a Sentinel's; this is the name of the primary
 	Handoffs   int           // see lock.WithMaxHandoffs; -1: the default
 	Goroutines int           // that take locks
@@ -161,9 +160,7 @@ func (c *Config) client() redis.UniversalClient {
 	}
 	switch {
 	case c.Cluster:
-		cluster := o.Cluster()
-		cluster.ClusterStateReloadInterval = c.Reload
-		return redis.NewClusterClient(cluster)
+		return redis.NewClusterClient(o.Cluster())
 	case c.Sentinel != "":
 		o.MasterName = c.Sentinel
 		return redis.NewFailoverClient(o.Failover())

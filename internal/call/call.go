@@ -73,6 +73,12 @@ func obeysDeadlines(rdb redis.UniversalClient) bool {
 // that the caller left; ClassOf tells what it means for the outcome. If it is an *Abandoned, the command may still run:
 // its reply must not be read.
 func (c Client) Process(ctx context.Context, m *Message, limit time.Duration) error {
+	err := c.process(ctx, m, limit)
+	c.heed(ctx, err)
+	return err
+}
+
+func (c Client) process(ctx context.Context, m *Message, limit time.Duration) error {
 	free := limit == 0 && ctx.Done() == nil
 	if limit == 0 {
 		limit = Limit
@@ -113,7 +119,7 @@ func (c Client) inPlace(ctx context.Context, m *Message, limit time.Duration) er
 // of the whole; each command has its own, but none has one if the whole was refused before it was sent. The warning of
 // Process about abandoned commands holds here too.
 func (c Client) Pipeline(ctx context.Context, cmds []redis.Cmder) error {
-	return detached(ctx, forever, func(ctx context.Context) error {
+	err := detached(ctx, forever, func(ctx context.Context) error {
 		pipe := c.rdb.Pipeline()
 		for _, cmd := range cmds {
 			_ = pipe.Process(ctx, cmd) // only queues
@@ -121,6 +127,20 @@ func (c Client) Pipeline(ctx context.Context, cmds []redis.Cmder) error {
 		_, err := pipe.Exec(ctx)
 		return err
 	})
+	c.heed(ctx, err)
+	return err
+}
+
+// heed has a cluster client look where the primaries are, after an error that is no server's. go-redis does that by itself
+// only when a server says so, and once a minute: where a primary has died it would go on asking that one.
+func (c Client) heed(ctx context.Context, err error) {
+	if err == nil || ctx.Err() != nil {
+		return
+	}
+	var reply redis.Error
+	if cluster, ok := c.rdb.(interface{ ReloadState(context.Context) }); ok && !errors.As(err, &reply) {
+		cluster.ReloadState(ctx) // in the background, and a few times a second at most
+	}
 }
 
 // Node returns something that is equal for keys served by the same primary, as far as the client knows: a hint for
