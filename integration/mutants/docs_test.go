@@ -3,6 +3,7 @@ package mutants
 import (
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"testing"
 
@@ -21,7 +22,7 @@ func TestTheDocsHaveTheTable(t *testing.T) {
 func row(m Mutant) string {
 	where := ""
 	if m.Package != root {
-		where = "redlock: "
+		where = path.Base(m.Package) + ": "
 	}
 	return fmt.Sprintf("| %s | %s`%s` |\n", m.Name, where, m.Run)
 }

@@ -28,6 +28,7 @@ func (m *Mutant) All() []Edit {
 const (
 	root    = "."
 	redlock = "./redlock"
+	calls   = "./internal/call"
 )
 
 // All is every mutant.
@@ -116,6 +117,33 @@ var All = []Mutant{
 		New:  "\t_ = suspended\n\treturn g.ended\n",
 
 		Package: root, Run: "TestASuspendedMachineHasLostItsLeases",
+	},
+
+	{
+		Name: "release without an answer, after a suspension, told as unknown",
+		File: "lock_release.go",
+		Old:  "\tcase first && g.overslept(began):\n",
+		New:  "\tcase first && g == nil:\n",
+
+		Package: root, Run: "TestASuspendedMachineHasLostItsLeases",
+	},
+
+	// Sending together.
+	{
+		Name: "command in a pipeline, told as certainly not sent",
+		File: "internal/call/batch.go",
+		Old:  "\tif r.gone {\n\t\treturn false\n\t}\n",
+		New:  "",
+
+		Package: calls, Run: "TestWhatWasSentInABatchIsUnknownAndWhatWasNotIsNot",
+	},
+	{
+		Name: "pipeline without an answer that holds up all others",
+		File: "internal/call/batch.go",
+		Old:  "time.AfterFunc(patience, b.help)",
+		New:  "time.AfterFunc(time.Hour, b.help)",
+
+		Package: calls, Run: "TestABatchThatIsNotAnsweredDoesNotHoldUpOthers",
 	},
 
 	// Renewing.
