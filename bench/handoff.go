@@ -4,132 +4,169 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/seed-b640e7e9/lock/bench/internal/report"
 )
 
-const handoffsARound = 50
+const (
+	handoffsARound = 50
+	handoffLimit   = 15 * time.Second // for a round: some stall
+	waits          = time.Millisecond // how long one has waited when the lock is released
+)
+
+// relay passes a lock to and fro. Two sessions stand for two processes: each has its own connections, and nothing in
+// common. PING is one too, as what everything is compared with.
+type relay struct {
+	name    string
+	round   func(ctx context.Context) ([]time.Duration, error)
+	times   []time.Duration
+	medians []float64 // of the rounds
+	stalls  int
+}
 
 // handoff measures the time from the call of release to the return of the next one's acquire, who has been waiting for a
-// millisecond. Two sessions stand for two processes: each has its own connections, and nothing in common.
-func handoff(ctx context.Context, c config) error {
-	addr, err := address(c.url)
+// millisecond.
+func handoff(ctx context.Context, c config) (report.Section, error) {
+	s := report.Section{
+		Title: "Handoff: from the call of release to the next holder",
+		Text: fmt.Sprintf("%d rounds of %d handoffs, in random order; who is next has been waiting for a millisecond. PING is measured after the "+
+			"same pause, as a machine that has slept takes longer. Two processes are two clients that have nothing in common.", c.rounds, handoffsARound),
+	}
+	relays, closeAll, err := openRelays(c)
+	if err != nil {
+		return s, err
+	}
+	defer closeAll()
+	for n := range c.rounds {
+		progress("%d of %d rounds", n, c.rounds)
+		for _, i := range rand.Perm(len(relays)) {
+			if err := relays[i].run(ctx); err != nil {
+				return s, fmt.Errorf("%s: %w", relays[i].name, err)
+			}
+		}
+	}
+	ping, theirs := relays[len(relays)-1], relays[len(relays)-2]
+	t := report.Table{Head: []string{"", "p50", "p99", "round's p50 of PING's", "of rueidislock's, two processes"}}
+	chart := report.Chart{Name: "handoff", Title: "From the call of release to the next holder, p50", Y: "ms"}
+	bars := report.Series{Name: "p50"}
+	for _, r := range relays {
+		slices.Sort(r.times)
+		name := r.name
+		if r.stalls > 0 {
+			name += fmt.Sprintf(" (stalled in %d rounds)", r.stalls)
+		}
+		t.Add(name, brief(at(r.times, 0.5)), brief(at(r.times, 0.99)),
+			interval(ratios(r.medians, ping.medians), 2), interval(ratios(r.medians, theirs.medians), 2))
+		chart.Labels = append(chart.Labels, r.name)
+		bars.Add(0, at(r.times, 0.5).Seconds()*1000)
+	}
+	chart.Series = []report.Series{bars}
+	r := ratios(relays[1].medians, theirs.medians)
+	s.Targets = []report.Target{report.AtMost("handoff between processes, p50 of rueidislock's", 0.8, r.Center, interval(r, 2))}
+	s.Tables, s.Charts = []report.Table{t}, []report.Chart{chart}
+	return s, nil
+}
+
+// openRelays returns, for each peer, one in a process and one between two; PING comes last and rueidislock before it.
+func openRelays(c config) (relays []*relay, closeAll func(), err error) {
+	var closers []func()
+	closeAll = func() {
+		for _, f := range closers {
+			f()
+		}
+	}
+	for _, name := range []string{us, usFenced, byRueidis} {
+		var three [3]*session
+		for i := range three {
+			if three[i], err = peerOf(name).open(c.url, nil); err != nil {
+				closeAll()
+				return nil, nil, err
+			}
+			closers = append(closers, three[i].close)
+		}
+		relays = append(relays,
+			&relay{name: name + ", one process", round: toAndFro(three[0], three[0], handoffsARound, waits)},
+			&relay{name: name + ", two processes", round: toAndFro(three[1], three[2], handoffsARound, waits)})
+	}
+	rdb, err := goRedis(c.url, nil)
+	if err != nil {
+		closeAll()
+		return nil, nil, err
+	}
+	closers = append(closers, func() { _ = rdb.Close() })
+	relays = append(relays, &relay{name: "PING", round: func(ctx context.Context) ([]time.Duration, error) { return pings(ctx, rdb) }})
+	return relays, closeAll, nil
+}
+
+// run runs a round; once more if it stalls, as some do now and then, on another lock.
+func (r *relay) run(ctx context.Context) error {
+	times, err := r.round(ctx)
+	if err != nil && ctx.Err() == nil {
+		r.stalls++
+		times, err = r.round(ctx)
+	}
 	if err != nil {
 		return err
 	}
-	type side struct {
-		name string
-		a, b *session
-	}
-	var sides []side
-	for _, p := range []peer{find("lock"), find("lock, fencing"), find("rueidislock")} {
-		var three [3]*session
-		one, two := newKey(), newKey()
-		for i, key := range []string{one, two, two} {
-			if three[i], err = p.open(addr, key, &wire{}); err != nil {
-				return err
-			}
-			defer three[i].close()
-		}
-		sides = append(sides, side{p.name + ", one process", three[0], three[0]}, side{p.name + ", two processes", three[1], three[2]})
-	}
-	rdb := goRedis(addr, &wire{})
-	defer rdb.Close()
-	all := make([][]float64, len(sides)+1) // and the last is PING
-	medians := make([][]float64, len(all))
-	stalls := make([]int, len(all))
-	for round := range c.rounds {
-		if round%10 == 0 {
-			fmt.Fprintf(os.Stderr, "\rhandoffs: %d of %d rounds ", round, c.rounds)
-		}
-		for _, i := range rand.Perm(len(all)) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			var times []float64
-			if i == len(sides) {
-				for range handoffsARound {
-					time.Sleep(time.Millisecond) // as before each handoff: a machine that slept takes longer
-					start := time.Now()
-					if err := rdb.Ping(ctx).Err(); err != nil {
-						return err
-					}
-					times = append(times, float64(time.Since(start)))
-				}
-			} else if times, err = toAndFro(ctx, sides[i].a, sides[i].b); err != nil && ctx.Err() == nil {
-				stalls[i]++ // some do now and then; another try, after the key has expired
-				times, err = toAndFro(ctx, sides[i].a, sides[i].b)
-			}
-			if err != nil {
-				return fmt.Errorf("handoff %d: %w", i, err)
-			}
-			slices.Sort(times)
-			medians[i] = append(medians[i], times[len(times)/2])
-			all[i] = append(all[i], times...)
-		}
-	}
-	fmt.Fprint(os.Stderr, "\r\033[K")
-	fmt.Printf("## handoff: %d rounds of %d\n\n", c.rounds, handoffsARound)
-	fmt.Println("| | p50 | p99 | round's p50 / PING, median (95 % interval) | / rueidislock, two processes |\n|---|---|---|---|---|")
-	against := func(i, j int) string {
-		ratios := make([]float64, c.rounds)
-		for k := range ratios {
-			ratios[k] = medians[i][k] / medians[j][k]
-		}
-		s := median(ratios)
-		return fmt.Sprintf("%.2f (%.2f - %.2f)", s.Center, s.Lo, s.Hi)
-	}
-	for i, times := range all {
-		name := "PING"
-		if i < len(sides) {
-			name = sides[i].name
-		}
-		if stalls[i] > 0 {
-			name += fmt.Sprintf(" (stalled in %d rounds)", stalls[i])
-		}
-		slices.Sort(times)
-		at := func(q float64) time.Duration {
-			return time.Duration(times[int(q*float64(len(times)-1))]).Round(100 * time.Nanosecond)
-		}
-		fmt.Printf("| %s | %v | %v | %s | %s |\n", name, at(0.5), at(0.99), against(i, len(sides)), against(i, len(sides)-1))
-	}
-	fmt.Println()
+	slices.Sort(times)
+	r.medians = append(r.medians, float64(at(times, 0.5)))
+	r.times = append(r.times, times...)
 	return nil
 }
 
-// toAndFro passes the lock between a and b, and returns how long each pass took.
-func toAndFro(ctx context.Context, a, b *session) ([]float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
-	defer cancel()
-	unlock, err := a.lock(ctx)
-	if err != nil {
-		return nil, err
+func pings(ctx context.Context, rdb *redis.Client) ([]time.Duration, error) {
+	var times []time.Duration
+	for range handoffsARound {
+		time.Sleep(waits)
+		start := time.Now()
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			return nil, err
+		}
+		times = append(times, time.Since(start))
 	}
+	return times, nil
+}
+
+// toAndFro returns what passes a lock of its own between a and b, n times, each time to one who has waited for a while, and
+// tells how long each pass took.
+func toAndFro(a, b *session, n int, wait time.Duration) func(context.Context) ([]time.Duration, error) {
 	type got struct {
 		unlock func() error
 		at     time.Time
 		err    error
 	}
-	var times []float64
-	for i := range handoffsARound {
-		next := []*session{b, a}[i%2]
-		result := make(chan got, 1)
-		go func() {
-			u, err := next.lock(ctx)
-			result <- got{u, time.Now(), err}
-		}()
-		time.Sleep(time.Millisecond) // by now it waits
-		start := time.Now()
-		if err := unlock(); err != nil {
+	return func(ctx context.Context) ([]time.Duration, error) {
+		ctx, cancel := context.WithTimeout(ctx, handoffLimit)
+		defer cancel()
+		name := newName()
+		unlock, err := a.lock(ctx, name)
+		if err != nil {
 			return nil, err
 		}
-		g := <-result
-		if g.err != nil {
-			return nil, g.err
+		var times []time.Duration
+		for i := range n {
+			next := []*session{b, a}[i%2]
+			result := make(chan got, 1)
+			go func() {
+				u, err := next.lock(ctx, name)
+				result <- got{u, time.Now(), err}
+			}()
+			time.Sleep(wait) // by now it waits
+			start := time.Now()
+			if err := unlock(); err != nil {
+				return nil, err
+			}
+			g := <-result
+			if g.err != nil {
+				return nil, g.err
+			}
+			times = append(times, g.at.Sub(start))
+			unlock = g.unlock
 		}
-		times = append(times, float64(g.at.Sub(start)))
-		unlock = g.unlock
+		return times, unlock()
 	}
-	return times, unlock()
 }

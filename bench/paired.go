@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
-	"os"
-	"runtime"
 	"time"
 
 	"golang.org/x/perf/benchmath"
@@ -17,87 +14,69 @@ type contestant struct {
 	op   func() error
 }
 
+// cost is what a round took.
+type cost struct{ time, cpu float64 }
+
 // result is what a comparison of A with B found.
 type result struct {
-	ratio    benchmath.Summary // of A's time to B's, pair by pair
-	time     time.Duration     // of A, median of the rounds, for one operation
-	allocs   float64           // of A, for one operation
-	allocsOf float64           // of B
+	time, cpu benchmath.Summary // A's to B's, pair by pair
+	each      time.Duration     // time of A, median of the rounds, for one operation
+	with      time.Duration     // time of B, the same
+	eachCPU   time.Duration     // CPU time of A, the same
 }
 
 // compare runs pairs of rounds in random order and returns the ratios.
-func compare(ctx context.Context, c config, a, b contestant) (result, error) {
-	var r result
-	var err error
-	if r.allocs, err = allocs(a.op); err != nil {
-		return r, err
-	}
-	if r.allocsOf, err = allocs(b.op); err != nil {
-		return r, err
-	}
-	ratios := make([]float64, 0, c.pairs)
-	times := make([]float64, 0, c.pairs)
-	for i := range c.pairs {
-		if i%100 == 0 {
-			fmt.Fprintf(os.Stderr, "\r%s / %s: %d of %d pairs ", a.name, b.name, i, c.pairs)
+func compare(ctx context.Context, pairs, ops int, a, b contestant) (result, error) {
+	for _, op := range []func() error{a.op, b.op} {
+		if _, err := round(ctx, ops, op); err != nil { // warm-up
+			return result{}, err
 		}
-		first, second := a, b
-		swapped := rand.N(2) == 1
-		if swapped {
-			first, second = b, a
+	}
+	var times, cpus, each, theirs, eachCPU []float64
+	for i := range pairs {
+		if i%20 == 0 {
+			progress("%s beside %s: %d of %d pairs", a.name, b.name, i, pairs)
 		}
-		t1, err := round(ctx, c.ops, first.op)
+		of, with, err := pair(ctx, ops, a, b)
 		if err != nil {
-			return r, err
+			return result{}, err
 		}
-		t2, err := round(ctx, c.ops, second.op)
-		if err != nil {
-			return r, err
-		}
-		if swapped {
-			t1, t2 = t2, t1
-		}
-		ratios = append(ratios, float64(t1)/float64(t2))
-		times = append(times, float64(t1)/float64(c.ops))
+		times, cpus = append(times, of.time/with.time), append(cpus, of.cpu/with.cpu)
+		each, theirs = append(each, of.time/float64(ops)), append(theirs, with.time/float64(ops))
+		eachCPU = append(eachCPU, of.cpu/float64(ops))
 	}
-	fmt.Fprint(os.Stderr, "\r\033[K")
-	r.ratio = median(ratios)
-	r.time = time.Duration(median(times).Center)
-	return r, nil
+	return result{
+		time: median(times), cpu: median(cpus),
+		each: time.Duration(median(each).Center), with: time.Duration(median(theirs).Center),
+		eachCPU: time.Duration(median(eachCPU).Center),
+	}, nil
 }
 
-func median(values []float64) benchmath.Summary {
-	return benchmath.AssumeNothing.Summary(benchmath.NewSample(values, &benchmath.DefaultThresholds), 0.95)
+// pair runs a round of each, in random order.
+func pair(ctx context.Context, ops int, a, b contestant) (of, with cost, err error) {
+	swapped := rand.N(2) == 1
+	if swapped {
+		a, b = b, a
+	}
+	if of, err = round(ctx, ops, a.op); err != nil {
+		return of, with, err
+	}
+	if with, err = round(ctx, ops, b.op); err != nil {
+		return of, with, err
+	}
+	if swapped {
+		of, with = with, of
+	}
+	return of, with, nil
 }
 
-func round(ctx context.Context, ops int, op func() error) (time.Duration, error) {
+func round(ctx context.Context, ops int, op func() error) (cost, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, err
+		return cost{}, err
 	}
-	start := time.Now()
-	for range ops {
-		if err := op(); err != nil {
-			return 0, err
-		}
+	start, cpu := time.Now(), cpuTime()
+	if err := repeat(ops, op); err != nil {
+		return cost{}, err
 	}
-	return time.Since(start), nil
-}
-
-// allocs returns the allocations of one operation, after a warm-up.
-func allocs(op func() error) (float64, error) {
-	const n = 2000
-	var before, after runtime.MemStats
-	for range n {
-		if err := op(); err != nil {
-			return 0, err
-		}
-	}
-	runtime.ReadMemStats(&before)
-	for range n {
-		if err := op(); err != nil {
-			return 0, err
-		}
-	}
-	runtime.ReadMemStats(&after)
-	return float64(after.Mallocs-before.Mallocs) / n, nil
+	return cost{float64(time.Since(start)), float64(max(cpuTime()-cpu, 1))}, nil
 }

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -16,7 +19,10 @@ import (
 // server returns the URL of a Redis, and what ends it if it was started here.
 func server(ctx context.Context) (url string, stop func(), err error) {
 	if url = os.Getenv("REDIS_URL"); url != "" {
-		return url, func() {}, nil
+		if !strings.HasPrefix(url, "redis://") {
+			return "", nil, errors.New("REDIS_URL: only redis:// can be measured, as connections are counted and delayed on the way")
+		}
+		return url, func() {}, ping(ctx, url)
 	}
 	s, err := startServer(ctx)
 	if err != nil {
@@ -28,47 +34,78 @@ func server(ctx context.Context) (url string, stop func(), err error) {
 // local is a redis-server that was started here.
 type local struct {
 	url string
+	dir string
 	cmd *exec.Cmd
 }
 
-func startServer(ctx context.Context) (*local, error) {
+// startServer runs a server that keeps nothing; args are those of its command line.
+func startServer(ctx context.Context, args ...string) (*local, error) {
 	bin, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, errors.New("no redis-server here: set REDIS_URL, or install one (Debian: apt-get install redis-server)")
 	}
-	port, err := freePort()
+	dir, err := os.MkdirTemp("", "lock-bench-server-")
 	if err != nil {
 		return nil, err
 	}
-	var out bytes.Buffer
-	s := &local{
-		url: "redis://127.0.0.1:" + port,
-		cmd: exec.Command(bin, "--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
-	}
-	s.cmd.Stdout, s.cmd.Stderr = &out, &out
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if err := ping(ctx, s.url); err != nil {
+	s := &local{dir: dir}
+	if err := s.start(ctx, bin, args); err != nil {
 		s.stop()
-		return nil, fmt.Errorf("redis-server does not answer: %w\n%s", err, out.String())
+		return nil, err
 	}
 	return s, nil
 }
 
-func (s *local) stop() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
+func (s *local) start(ctx context.Context, bin string, args []string) error {
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	s.url = "redis://127.0.0.1:" + port
+	s.cmd = exec.Command(bin, append([]string{
+		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--appendonly", "no",
+	}, args...)...)
+	var out bytes.Buffer
+	s.cmd.Stdout, s.cmd.Stderr = &out, &out
+	if err := s.cmd.Start(); err != nil {
+		return err
+	}
+	if err := ping(ctx, s.url); err != nil {
+		s.stop()
+		return fmt.Errorf("redis-server does not answer: %w\n%s", err, out.String())
+	}
+	return nil
 }
 
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+func (s *local) stop() {
+	if s.cmd != nil && s.cmd.Process != nil {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
 	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	return port, err
+	_ = os.RemoveAll(s.dir)
+}
+
+// freePort picks a port for which the one of a cluster's bus, which is 10000 above, is free too.
+func freePort() (string, error) {
+	var err error
+	for range 100 {
+		port := 10000 + rand.N(20000)
+		if err = free(port); err == nil {
+			err = free(port + 10000)
+		}
+		if err == nil {
+			return strconv.Itoa(port), nil
+		}
+	}
+	return "", err
+}
+
+func free(port int) error {
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 func ping(ctx context.Context, url string) error {
