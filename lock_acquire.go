@@ -209,7 +209,7 @@ func (l *Locker) prepare(ctx context.Context, name string) (attempt, error) {
 	if l.opts.fence != FenceOff {
 		key.Fence = keys.Fence(l.opts.prefix, name)
 	}
-	return attempt{req: Request{Key: key, Token: newToken(), TTL: l.opts.ttl, Fence: l.opts.fence}}, nil
+	return attempt{req: Request{Key: key, TTL: l.opts.ttl, Fence: l.opts.fence}}, nil
 }
 
 // newToken returns a random UUID. It is filled in place, which spares the allocation of uuid.NewRandom.
@@ -248,6 +248,9 @@ func (l *Locker) once(ctx context.Context, a *attempt) (granted, time.Duration, 
 	a.req.Count = 0
 	if a.req.Fence != FenceOff && l.opts.handoffs > 0 && l.core.room.Waiting(a.req.Key.Lock) > 0 {
 		a.req.Count = max(l.opts.handoffs, a.block)
+	}
+	if a.req.Token == "" { // who is passed a lease needs none
+		a.req.Token = newToken()
 	}
 	sent := now()
 	reply, err := l.core.store.Acquire(ctx, a.req)

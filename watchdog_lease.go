@@ -314,10 +314,9 @@ func (l *lease) longest() time.Duration {
 
 // lasting tells whether the grant is held, and enough of the lease is left to begin something.
 func (g *grant) lasting() bool {
-	suspended := clock.AtMost()
 	g.lease.mu.Lock()
 	defer g.lease.mu.Unlock()
-	g.lease.checkLocked(suspended)
+	g.lease.overLocked() // who has passed it on has just counted suspensions
 	return g.ended == nil && time.Until(g.lease.deadline) > g.lease.kind.ttl/4
 }
 

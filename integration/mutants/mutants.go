@@ -258,8 +258,8 @@ var All = []Mutant{
 	{
 		Name: "one token for two leases",
 		File: "lock_acquire.go",
-		Old:  "Token: newToken(), TTL: l.opts.ttl",
-		New:  "Token: l.core.id, TTL: l.opts.ttl",
+		Old:  "\t\ta.req.Token = newToken()\n",
+		New:  "\t\ta.req.Token = l.core.id\n",
 
 		Package: root, Run: "TestALateDeleteOfOneLeaseLeavesTheNextAlone",
 	},
