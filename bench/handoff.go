@@ -34,7 +34,8 @@ func handoff(ctx context.Context, c config) (report.Section, error) {
 	s := report.Section{
 		Title: "Handoff: from the call of release to the next holder",
 		Text: fmt.Sprintf("%d rounds of %d handoffs, in random order; who is next has been waiting for a millisecond. PING is measured after the "+
-			"same pause, as a machine that has slept takes longer. Two processes are two clients that have nothing in common.", c.rounds, handoffsARound),
+			"same pause, as a machine that has slept takes longer. Two processes are two clients that have nothing in common. The raw row is what go-redis "+
+			"needs for it at least: a script that deletes and publishes, a message, and SET NX.", c.rounds, handoffsARound),
 	}
 	relays, closeAll, err := openRelays(c)
 	if err != nil {
@@ -98,6 +99,14 @@ func openRelays(c config) (relays []*relay, closeAll func(), err error) {
 		return nil, nil, err
 	}
 	closers = append(closers, func() { _ = rdb.Close() })
+	taker, err := goRedis(c.url, nil)
+	if err != nil {
+		closeAll()
+		return nil, nil, err
+	}
+	closers = append(closers, func() { _ = taker.Close() })
+	raw := &relay{name: "raw, two processes", round: func(ctx context.Context) ([]time.Duration, error) { return rawHandoffs(ctx, rdb, taker) }}
+	relays = slices.Insert(relays, len(relays)-2, raw)
 	relays = append(relays, &relay{name: "PING", round: func(ctx context.Context) ([]time.Duration, error) { return pings(ctx, rdb) }})
 	return relays, closeAll, nil
 }
@@ -116,6 +125,42 @@ func (r *relay) run(ctx context.Context) error {
 	r.medians = append(r.medians, float64(at(times, 0.5)))
 	r.times = append(r.times, times...)
 	return nil
+}
+
+var deleteAndTell = redis.NewScript(`redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', KEYS[1], '')`)
+
+// rawHandoffs is the least that a handoff takes with go-redis: one deletes the key and tells it, the other hears it and sets
+// the key.
+func rawHandoffs(ctx context.Context, giver, taker *redis.Client) ([]time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, handoffLimit)
+	defer cancel()
+	key := "lock:" + newName()
+	heard := taker.Subscribe(ctx, key)
+	defer heard.Close()
+	if _, err := heard.Receive(ctx); err != nil {
+		return nil, err
+	}
+	done := make(chan error, 1)
+	var times []time.Duration
+	for range handoffsARound {
+		go func() {
+			_, err := heard.ReceiveMessage(ctx)
+			if err == nil {
+				err = taker.SetNX(ctx, key, "token", ttl).Err()
+			}
+			done <- err
+		}()
+		time.Sleep(waits)
+		start := time.Now()
+		if err := deleteAndTell.Run(ctx, giver, []string{key}).Err(); err != nil {
+			return nil, err
+		}
+		if err := <-done; err != nil {
+			return nil, err
+		}
+		times = append(times, time.Since(start))
+	}
+	return times, giver.Del(ctx, key).Err()
 }
 
 func pings(ctx context.Context, rdb *redis.Client) ([]time.Duration, error) {
