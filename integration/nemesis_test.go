@@ -161,11 +161,11 @@ func (n *nemesis) alive(rnd *rand.Rand) *process {
 
 // rage makes faults until ctx ends: each kind once, in random order, again and again.
 func rage[F any](n *nemesis, ctx context.Context, rnd *rand.Rand, faults map[string]F, make func(f F, d time.Duration)) {
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !n.t.Failed() { // if it has failed, more is of no use
 		kinds := slices.Sorted(maps.Keys(faults))
 		rnd.Shuffle(len(kinds), func(i, j int) { kinds[i], kinds[j] = kinds[j], kinds[i] })
 		for _, kind := range kinds {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || n.t.Failed() {
 				return
 			}
 			make(faults[kind], time.Duration(20+rnd.IntN(300))*time.Millisecond)
@@ -205,7 +205,7 @@ func TestNemesis(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	names := strings.Fields("a b c d e f g h i j k l m n o p q r s t u v w x")
 	w := newWorld(t, worker.Config{Names: names, Kept: []string{"k1", "k2", "k3", "k4"}, TTL: 2 * time.Second, Handoffs: 0, Goroutines: 16, Stay: time.Millisecond, Seed: seed},
-		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction", "--busy-reply-threshold", "50")
+		"--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-min-size", "8mb", "--maxmemory-policy", "noeviction", "--busy-reply-threshold", "50")
 	w.ttls = []time.Duration{200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second}
 	n := newNemesis(w)
 	for range workers {
