@@ -224,3 +224,44 @@ func (p *panicking) Release(ctx context.Context, r lock.Request) (lock.Reply, er
 	}
 	return p.Store.Release(ctx, r)
 }
+
+// The machine slept for an hour, another has had the lock meanwhile. The first delete's answer is lost, the second finds nothing.
+func TestASuspensionIsALossAlsoIfAnAnswerIsLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t)
+		lk := acquire(t, l, "n")
+		lock.Suspend(lk, time.Hour)
+		w.mini.Set("lock:n", "another") // the lease ran out while the machine slept
+		w.proxy.On(redistest.Cmd("evalsha", "eval"), redistest.DropReply()).Times(1)
+		err := lk.Release(t.Context())
+		require.ErrorIs(t, err, lock.ErrLost)
+	})
+}
+
+func TestDoTellsOfASuspensionAlsoIfAnAnswerIsLost(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t)
+		err := l.Do(t.Context(), "n", func(ctx context.Context) error {
+			lk, _ := lock.FromContext(ctx)
+			lock.Suspend(lk, time.Hour)
+			w.mini.Set("lock:n", "another")
+			w.proxy.On(redistest.Cmd("evalsha", "eval"), redistest.DropReply()).Times(1)
+			return nil
+		})
+		require.ErrorIs(t, err, lock.ErrLost)
+	})
+}
+
+// The same, where the answer comes after the deadline on the monotonic clock.
+func TestASuspensionIsALossAlsoIfTheAnswerComesLate(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		l := w.locker(t, lock.WithMaxHold(ttl)) // no renewal
+		lk := acquire(t, l, "n")
+		time.Sleep(time.Until(lk.Deadline()) - 10*time.Millisecond)
+		lock.Suspend(lk, time.Hour)
+		w.mini.Set("lock:n", "another")
+		w.proxy.On(redistest.Cmd("evalsha", "eval"), redistest.DelayReply(100*time.Millisecond)).Times(1)
+		err := lk.Release(t.Context())
+		require.ErrorIs(t, err, lock.ErrLost)
+	})
+}

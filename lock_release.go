@@ -113,7 +113,8 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 		}
 		return err
 	})
-	if errors.Is(err, ErrLost) && (lk.unsure != nil || !time.Now().Before(g.end())) {
+	overslept := err != nil && first && g.overslept(began)
+	if errors.Is(err, ErrLost) && !overslept && (lk.unsure != nil || !time.Now().Before(g.end())) {
 		err = nil // gone: an earlier delete has worked, or the lease ran out on the way, after it was given up
 	}
 	switch {
@@ -124,7 +125,7 @@ func (lk *Lock) release(ctx context.Context) (err error, final bool) {
 		}
 		lk.core.warnMute(reply, g.logger)
 		return nil, true
-	case first && g.overslept(began):
+	case overslept:
 		lk.sweep()
 		return fmt.Errorf("%w: the machine was suspended: %w", ErrLost, err), true
 	default:

@@ -150,7 +150,8 @@ func (l *lease) checkLocked(suspended time.Duration) {
 // system calls.
 func (l *lease) overLocked() { l.checkLocked(l.suspended) }
 
-// overslept tells whether the lease had ended by then if suspensions of the machine are counted.
+// overslept tells whether the lease had ended by then if suspensions of the machine are counted. It counts one that came
+// after that too, which errs on the safe side.
 func (g *grant) overslept(by time.Time) bool {
 	suspended := clock.AtMost()
 	g.lease.mu.Lock()

@@ -122,8 +122,8 @@ var All = []Mutant{
 	{
 		Name: "release without an answer, after a suspension, told as unknown",
 		File: "lock_release.go",
-		Old:  "\tcase first && g.overslept(began):\n",
-		New:  "\tcase first && g == nil:\n",
+		Old:  "\tcase overslept:\n",
+		New:  "\tcase overslept && g == nil:\n",
 
 		Package: root, Run: "TestASuspendedMachineHasLostItsLeases",
 	},
@@ -132,16 +132,16 @@ var All = []Mutant{
 	{
 		Name: "command in a pipeline, told as certainly not sent",
 		File: "internal/call/batch.go",
-		Old:  "\tif r.gone {\n\t\treturn false\n\t}\n",
-		New:  "",
+		Old:  "\tif r.place == nil {\n\t\treturn false\n\t}\n",
+		New:  "\tif r.place == nil {\n\t\treturn true\n\t}\n",
 
 		Package: calls, Run: "TestWhatWasSentInABatchIsUnknownAndWhatWasNotIsNot",
 	},
 	{
 		Name: "pipeline without an answer that holds up all others",
 		File: "internal/call/batch.go",
-		Old:  "time.AfterFunc(patience, b.help)",
-		New:  "time.AfterFunc(time.Hour, b.help)",
+		Old:  "time.AfterFunc(patience, func",
+		New:  "time.AfterFunc(time.Hour, func",
 
 		Package: calls, Run: "TestABatchThatIsNotAnsweredDoesNotHoldUpOthers",
 	},

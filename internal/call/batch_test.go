@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,8 +23,22 @@ import (
 // crowd is what many goroutines send at the same time.
 type crowd struct {
 	*call.Batcher
+	rdb   *redis.Client
 	mini  *miniredis.Miniredis
 	proxy *redistest.Proxy
+}
+
+func newCrowd(t *testing.T, opt func(o *redis.Options)) *crowd {
+	t.Helper()
+	c := &crowd{mini: redistest.Mini(t)}
+	c.proxy = redistest.ProxyMini(t, c.mini)
+	c.rdb = c.proxy.Client(t, func(o *redis.Options) {
+		o.PoolSize = 200
+		o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled} // for them it dials with a mutex locked
+		opt(o)
+	})
+	c.Batcher = call.NewBatcher(call.New(c.rdb))
+	return c
 }
 
 // inACrowd runs f in a bubble, with each kind of client.
@@ -31,13 +46,7 @@ func inACrowd(t *testing.T, f func(t *testing.T, c *crowd)) {
 	for _, inline := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ContextTimeoutEnabled=%v", inline), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := &crowd{mini: redistest.Mini(t)}
-				c.proxy = redistest.ProxyMini(t, c.mini)
-				rdb := c.proxy.Client(t, func(o *redis.Options) {
-					o.ContextTimeoutEnabled, o.PoolSize = inline, 200
-					o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled} // for them it dials with a mutex locked
-				})
-				c.Batcher = call.NewBatcher(call.New(rdb))
+				c := newCrowd(t, func(o *redis.Options) { o.ContextTimeoutEnabled = inline })
 				f(t, c)
 				c.proxy.Heal()
 				time.Sleep(10 * time.Second) // what was left has come to its end by then
@@ -205,6 +214,127 @@ func TestABatchIsSentAtMostOnce(t *testing.T) {
 		}
 		for i := range many {
 			require.LessOrEqual(t, c.proxy.Count(redistest.Arg(fmt.Sprint("k", i))), 1)
+		}
+	})
+}
+
+func TestWhoComesLaterDoesNotWaitForAPipelineWithoutAnswer(t *testing.T) {
+	inACrowd(t, func(t *testing.T, c *crowd) {
+		c.settle()
+		c.proxy.On(redistest.Arg("k50"), redistest.SwallowReply()).Times(1)
+		var first sync.WaitGroup
+		first.Go(func() { c.each(t.Context(), many, set) })
+		time.Sleep(10 * time.Millisecond) // patience is over, and the queue was empty then
+		start := time.Now()
+		for _, err := range c.each(t.Context(), many, func(i int) []any { return set(many + i) }) {
+			require.NoError(t, err)
+		}
+		require.Less(t, time.Since(start), 10*time.Millisecond)
+		first.Wait()
+	})
+}
+
+func TestALongRoundTripIsNotWaitedForTwice(t *testing.T) {
+	inACrowd(t, func(t *testing.T, c *crowd) {
+		c.proxy.Latency(100 * time.Millisecond)
+		c.settle()
+		var first sync.WaitGroup
+		first.Go(func() { c.each(t.Context(), 2*runtime.GOMAXPROCS(0)+1, set) })
+		time.Sleep(10 * time.Millisecond)
+		start := time.Now()
+		for _, err := range c.each(t.Context(), 1, func(int) []any { return set(500) }) {
+			require.NoError(t, err)
+		}
+		require.Less(t, time.Since(start), 110*time.Millisecond)
+		first.Wait()
+	})
+}
+
+// Four answers are lost, each of a pipeline of its own. go-redis reads on for as long as its ReadTimeout says, which may be for ever.
+func TestPipelinesThatNobodyWaitsForAreInNobodysWay(t *testing.T) {
+	for name, opt := range map[string]func(o *redis.Options){
+		"five seconds": func(*redis.Options) {},
+		"for ever":     func(o *redis.Options) { o.ReadTimeout = -1 },
+		"no deadlines": func(o *redis.Options) { o.ReadTimeout, o.ContextTimeoutEnabled = -2, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newCrowd(t, opt)
+				c.settle()
+				for k := range 4 {
+					c.proxy.On(redistest.Arg(fmt.Sprint("lost", k)), redistest.SwallowReply()).Times(1)
+				}
+				c.proxy.On(redistest.Arg("slow"), redistest.DelayReply(50*time.Millisecond))
+				var w sync.WaitGroup
+				w.Go(func() {
+					c.each(t.Context(), 2*runtime.GOMAXPROCS(0), func(int) []any { return []any{"set", "slow", 1} })
+				}) // so that others are not alone
+				time.Sleep(time.Millisecond)
+				for k := range 4 {
+					w.Go(func() { c.each(t.Context(), 1, func(int) []any { return []any{"set", fmt.Sprint("lost", k), 1} }) })
+					time.Sleep(time.Millisecond / 2)
+				}
+				w.Wait()
+				time.Sleep(time.Second)
+				for _, err := range c.each(t.Context(), many, set) {
+					require.NoError(t, err)
+				}
+				c.proxy.Cut() // frees what hangs
+				time.Sleep(10 * time.Second)
+			})
+		})
+	}
+}
+
+// tracing is a hook that reads the arguments before they are sent, as those of OpenTelemetry do.
+type tracing struct{ ends *atomic.Bool } // it ends the goroutine as well
+
+func (tracing) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (tracing) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		_ = cmd.Args()
+		return next(ctx, cmd)
+	}
+}
+
+func (h tracing) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			_ = cmd.Args()
+		}
+		if h.ends != nil && h.ends.Load() {
+			runtime.Goexit()
+		}
+		return next(ctx, cmds)
+	}
+}
+
+func TestARefusedConnectionIsNoSuccessWhateverHooksRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, func(o *redis.Options) { o.ContextTimeoutEnabled, o.Password = true, "wrong" })
+		c.mini.RequireAuth("secret")
+		c.rdb.AddHook(tracing{})
+		for _, err := range c.each(t.Context(), many, set) {
+			require.Equal(t, call.Never, call.ClassOf(err), "%v", err)
+		}
+	})
+}
+
+func TestAHookThatEndsItsGoroutineHoldsUpNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCrowd(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
+		var ends atomic.Bool
+		c.rdb.AddHook(tracing{ends: &ends})
+		ends.Store(true)
+		for _, err := range c.each(t.Context(), many, set) {
+			if err != nil {
+				require.Equal(t, call.Unknown, call.ClassOf(err), "it has read the arguments")
+			}
+		}
+		ends.Store(false)
+		for _, err := range c.each(t.Context(), many, set) {
+			require.NoError(t, err)
 		}
 	})
 }

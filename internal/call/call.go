@@ -134,12 +134,12 @@ func (c Client) Pipeline(ctx context.Context, cmds []redis.Cmder) error {
 // heed has a cluster client look where the primaries are, after an error that is no server's. go-redis does that by itself
 // only when a server says so, and once a minute: where a primary has died it would go on asking that one.
 func (c Client) heed(ctx context.Context, err error) {
-	if err == nil || ctx.Err() != nil {
+	if err == nil || errors.Is(ctx.Err(), context.Canceled) {
 		return
 	}
 	var reply redis.Error
 	if cluster, ok := c.rdb.(interface{ ReloadState(context.Context) }); ok && !errors.As(err, &reply) {
-		cluster.ReloadState(ctx) // in the background, and a few times a second at most
+		cluster.ReloadState(context.WithoutCancel(ctx)) // in the background, and a few times a second at most
 	}
 }
 

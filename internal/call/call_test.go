@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -214,4 +215,32 @@ func TestDeadlinesAreLeftToTheClientOnlyIfItSetsThem(t *testing.T) {
 		require.LessOrEqual(t, time.Since(start), 120*time.Millisecond)
 		p.Cut()
 	})
+}
+
+// reloading stands for a cluster client.
+type reloading struct {
+	*redis.Client
+	n atomic.Int64
+}
+
+func (r *reloading) ReloadState(context.Context) { r.n.Add(1) }
+
+func TestASilentPrimaryIsLookedForAlsoWhereCallersHaveDeadlines(t *testing.T) {
+	for _, inline := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			t.Cleanup(func() { time.Sleep(10 * time.Second) })
+			p := redistest.ProxyMini(t, redistest.Mini(t))
+			r := &reloading{Client: p.Client(t, func(o *redis.Options) { o.ContextTimeoutEnabled = inline })}
+			c := call.New(r)
+			p.Silence()
+			for range 5 {
+				ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+				_ = c.Process(ctx, &call.Message{Cmder: redis.NewCmd(ctx, "get", "k")}, 0)
+				_ = c.Pipeline(ctx, []redis.Cmder{&call.Message{Cmder: redis.NewCmd(ctx, "get", "k")}})
+				cancel()
+			}
+			p.Heal()
+			require.NotZero(t, r.n.Load())
+		})
+	}
 }

@@ -25,7 +25,7 @@ var (
 // found up to 10 ms ago is one still.
 func AtLeast() time.Duration {
 	at := time.Since(began)
-	if int64(at) < until.Load() {
+	if left := until.Load() - int64(at); 0 < left && left <= int64(fresh) { // else it is another clock's, such as a bubble's
 		return time.Duration(bound.Load())
 	}
 	b := read(boottime)
