@@ -112,6 +112,7 @@ func TestABatchThatIsNotAnsweredDoesNotHoldUpOthers(t *testing.T) {
 		c.each(t.Context(), many, set)
 		c.proxy.On(redistest.Arg("k50"), redistest.SwallowReply()).Times(1)
 		var first sync.WaitGroup
+		defer first.Wait()
 		start := time.Now()
 		first.Go(func() {
 			for _, err := range c.each(t.Context(), many, set) {
@@ -126,7 +127,6 @@ func TestABatchThatIsNotAnsweredDoesNotHoldUpOthers(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Less(t, time.Since(start), 10*time.Millisecond)
-		first.Wait()
 	})
 }
 
@@ -223,6 +223,7 @@ func TestWhoComesLaterDoesNotWaitForAPipelineWithoutAnswer(t *testing.T) {
 		c.settle()
 		c.proxy.On(redistest.Arg("k50"), redistest.SwallowReply()).Times(1)
 		var first sync.WaitGroup
+		defer first.Wait()
 		first.Go(func() { c.each(t.Context(), many, set) })
 		time.Sleep(10 * time.Millisecond) // patience is over, and the queue was empty then
 		start := time.Now()
@@ -230,7 +231,6 @@ func TestWhoComesLaterDoesNotWaitForAPipelineWithoutAnswer(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Less(t, time.Since(start), 10*time.Millisecond)
-		first.Wait()
 	})
 }
 
@@ -239,6 +239,7 @@ func TestALongRoundTripIsNotWaitedForTwice(t *testing.T) {
 		c.proxy.Latency(100 * time.Millisecond)
 		c.settle()
 		var first sync.WaitGroup
+		defer first.Wait()
 		first.Go(func() { c.each(t.Context(), 2*runtime.GOMAXPROCS(0)+1, set) })
 		time.Sleep(10 * time.Millisecond)
 		start := time.Now()
@@ -246,7 +247,6 @@ func TestALongRoundTripIsNotWaitedForTwice(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.Less(t, time.Since(start), 110*time.Millisecond)
-		first.Wait()
 	})
 }
 
