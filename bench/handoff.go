@@ -14,7 +14,8 @@ import (
 
 const (
 	handoffsARound = 50
-	handoffLimit   = 15 * time.Second // for a round: some stall
+	handoffLimit   = 3 * time.Second // for a round, which takes a tenth of a second: some stall
+	handoffTries   = 5
 	waits          = time.Millisecond // how long one has waited when the lock is released
 )
 
@@ -111,10 +112,13 @@ func openRelays(c config) (relays []*relay, closeAll func(), err error) {
 	return relays, closeAll, nil
 }
 
-// run runs a round; once more if it stalls, as some do now and then, on another lock.
+// run runs a round; again if it stalls, as some do now and then, on another lock.
 func (r *relay) run(ctx context.Context) error {
 	times, err := r.round(ctx)
-	if err != nil && ctx.Err() == nil {
+	for range handoffTries - 1 {
+		if err == nil || ctx.Err() != nil {
+			break
+		}
 		r.stalls++
 		times, err = r.round(ctx)
 	}
