@@ -34,7 +34,7 @@ func TestEachScenarioRunsThrough(t *testing.T) {
 	needServer(t)
 	t.Setenv("REDIS_URL", "")
 	c, names, err := settings([]string{
-		"-quick", "-pairs", "8", "-ops", "6", "-rounds", "8", "-each", "30ms", "-hold", "200ms", "-hold-ttl", "500ms",
+		"-quick", "-pairs", "8", "-ops", "6", "-rounds", "3", "-each", "30ms", "-hold", "200ms", "-hold-ttl", "500ms",
 		"-goroutines", "2,64", "-processes", "2", "-locks", "1,200", "-waiters", "1,50", "-names", "1,50", "-held", "1,50",
 	})
 	if err != nil {
@@ -48,7 +48,7 @@ func TestEachScenarioRunsThrough(t *testing.T) {
 	c.url = url
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			s, err := find(name)(ctx, c)
 			if err != nil {

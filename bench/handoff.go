@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -14,8 +16,7 @@ import (
 
 const (
 	handoffsARound = 50
-	handoffLimit   = 3 * time.Second // for a round, which takes a tenth of a second: some stall
-	handoffTries   = 5
+	handoffLimit   = 2 * time.Second  // for a round, which takes a tenth of a second: some stall
 	waits          = time.Millisecond // how long one has waited when the lock is released
 )
 
@@ -112,15 +113,17 @@ func openRelays(c config) (relays []*relay, closeAll func(), err error) {
 	return relays, closeAll, nil
 }
 
-// run runs a round; again if it stalls, as some do now and then, on another lock.
+// run runs a round; again if it stalls, as some do now and then, on another lock. If that stalls too the round is left out.
 func (r *relay) run(ctx context.Context) error {
 	times, err := r.round(ctx)
-	for range handoffTries - 1 {
-		if err == nil || ctx.Err() != nil {
-			break
-		}
+	if err != nil && ctx.Err() == nil {
 		r.stalls++
 		times, err = r.round(ctx)
+	}
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		r.stalls++
+		r.medians = append(r.medians, math.NaN())
+		return nil
 	}
 	if err != nil {
 		return err

@@ -64,11 +64,16 @@ func median(values []float64) benchmath.Summary {
 	return benchmath.AssumeNothing.Summary(benchmath.NewSample(slices.Clone(values), &benchmath.DefaultThresholds), 0.95)
 }
 
-// ratios is the median of a's to b's, round by round.
+// ratios is the median of a's to b's, round by round, of those that have both.
 func ratios(a, b []float64) benchmath.Summary {
-	all := make([]float64, min(len(a), len(b)))
-	for i := range all {
-		all[i] = a[i] / b[i]
+	var all []float64
+	for i := range min(len(a), len(b)) {
+		if r := a[i] / b[i]; !math.IsNaN(r) {
+			all = append(all, r)
+		}
+	}
+	if len(all) == 0 {
+		return benchmath.Summary{Center: math.NaN(), Lo: math.Inf(-1), Hi: math.Inf(1)}
 	}
 	return median(all)
 }
