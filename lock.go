@@ -51,7 +51,8 @@
 // Contexts are obeyed although go-redis does not do that by itself: at once while waiting, and within 20 ms while a
 // command is in flight; but on a client with ContextTimeoutEnabled a cancellation within one second (deadlines are exact
 // there). The recommended client has ContextTimeoutEnabled: a command then needs no goroutine of its own. Above a few
-// commands at a time those of different goroutines share pipelines, but in a cluster.
+// commands at a time those of different goroutines share pipelines, where a deadline and a cancellation are both obeyed
+// within 20 ms; not in a cluster.
 //
 // # Waiting
 //

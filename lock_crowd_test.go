@@ -56,7 +56,7 @@ func (argsHook) ProcessPipelineHook(n redis.ProcessPipelineHook) redis.ProcessPi
 	}
 }
 
-// With a tracing hook and a wrong password: the error of some is permanent, others wait for ever on "unexpected reply".
+// go-redis tells of a refused connection only the pipeline as a whole; a hook that reads arguments makes it look as if all was sent.
 func TestAWrongPasswordIsToldWhateverHooksRead(t *testing.T) {
 	inACrowd(t, func(o *redis.Options) { o.Password = "wrong" }, func(t *testing.T, w *world) {
 		w.mini.RequireAuth("secret")
@@ -86,7 +86,7 @@ func TestAWrongPasswordIsToldWhateverHooksRead(t *testing.T) {
 	})
 }
 
-// One answer is lost; 10 ms later everybody else's Do of other names is held up for a second.
+// Those who come after a pipeline without an answer are not held up, whatever they lock.
 func TestOneLostAnswerHoldsUpNoOtherLock(t *testing.T) {
 	inACrowd(t, nil, func(t *testing.T, w *world) {
 		l := w.locker(t)

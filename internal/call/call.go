@@ -3,7 +3,8 @@
 //
 // How the second is reached depends on the client. With ContextTimeoutEnabled the command runs in the caller's own
 // goroutine under a deadline. Without it go-redis does not look at the context while it reads, so the command runs in
-// a goroutine of its own and the caller leaves when its context ends. A context that can't end needs neither.
+// a goroutine of its own and the caller leaves when its context ends. A context that can't end needs neither. Where there are
+// many commands at a time a Batcher sends them together, from goroutines of its own.
 package call
 
 import (
