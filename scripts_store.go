@@ -1,7 +1,7 @@
 package lock
 
 import (
-	"context" // what Redis names scripts by
+	"context"
 	"errors"
 	"time"
 )
