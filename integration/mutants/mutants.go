@@ -138,6 +138,14 @@ var All = []Mutant{
 		Package: calls, Run: "TestWhatWasSentInABatchIsUnknownAndWhatWasNotIsNot",
 	},
 	{
+		Name: "pipeline that is sent although all have left",
+		File: "internal/call/batch.go",
+		Old:  "\tf.cancel()\n\tb.doneLocked(f)\n",
+		New:  "\tb.doneLocked(f)\n",
+
+		Package: calls, Run: "TestNothingIsSentForThoseWhoLeftWhileAConnectionWasDialed",
+	},
+	{
 		Name: "pipeline without an answer that holds up all others",
 		File: "internal/call/batch.go",
 		Old:  "time.AfterFunc(patience, func",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -76,6 +77,30 @@ func (c *crowd) settle() {
 }
 
 func set(i int) []any { return []any{"set", fmt.Sprint("k", i), i} }
+
+func TestNothingIsSentForThoseWhoLeftWhileAConnectionWasDialed(t *testing.T) {
+	for _, inline := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			gate := make(chan struct{})
+			c := newCrowd(t, func(o *redis.Options) {
+				o.ContextTimeoutEnabled = inline
+				dial := o.Dialer
+				o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+					<-gate
+					return dial(context.WithoutCancel(ctx), network, addr)
+				}
+			})
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			for _, err := range c.each(ctx, many, set) {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			}
+			close(gate)
+			time.Sleep(10 * time.Second)
+			require.Empty(t, c.mini.Keys())
+		})
+	}
+}
 
 func TestManyCommandsShareRoundTrips(t *testing.T) {
 	inACrowd(t, func(t *testing.T, c *crowd) {
