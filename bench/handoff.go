@@ -70,8 +70,9 @@ func handoff(ctx context.Context, c config) (report.Section, error) {
 	chart.Series = []report.Series{bars}
 	r := ratios(relays[1].medians, theirs.medians)
 	s.Targets = []report.Target{report.AtMost("handoff between processes, p50 of rueidislock's", 0.8, r.Center, interval(r, 2))}
-	s.Tables, s.Charts = []report.Table{t}, []report.Chart{chart}
-	return s, nil
+	steps, err := handoffSteps(ctx, c)
+	s.Tables, s.Charts = []report.Table{t, steps}, []report.Chart{chart}
+	return s, err
 }
 
 // openRelays returns, for each peer, one in a process and one between two; PING comes last and rueidislock before it.

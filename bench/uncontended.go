@@ -154,6 +154,7 @@ func oursUncontended(ctx context.Context, rdb *redis.Client, inline bool) []pair
 	name := newName()
 	return []pairing{
 		{"raw", client, raw, raw},
+		{"store", client, contestant{"the `Store` alone", storePair(ctx, rdb)}, raw},
 		{"background", client, contestant{"background context", lockPair(context.Background(), l, name)}, bare},
 		{"cancellable", client, contestant{"cancellable context", lockPair(ctx, l, name)}, raw},
 		{"fencing", client, contestant{"the same, `WithFencing`", lockPair(ctx, l.With(lock.WithFencing()), name)}, raw},
