@@ -16,7 +16,7 @@ import (
 
 const (
 	handoffsARound = 50
-	handoffLimit   = 2 * time.Second  // for a round, which takes a tenth of a second: some stall
+	handoffLimit   = 2 * time.Second  // for a round beside its waits, a tenth of that: some stall
 	waits          = time.Millisecond // how long one has waited when the lock is released
 )
 
@@ -192,8 +192,9 @@ func toAndFro(a, b *session, n int, wait time.Duration) func(context.Context) ([
 		at     time.Time
 		err    error
 	}
+	limit := handoffLimit + 2*time.Duration(n)*wait
 	return func(ctx context.Context) ([]time.Duration, error) {
-		ctx, cancel := context.WithTimeout(ctx, handoffLimit)
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		name := newName()
 		unlock, err := a.lock(ctx, name)
