@@ -778,3 +778,28 @@ func TestAReleaseKnowsOfTakesWithoutAnAnswer(t *testing.T) {
 		require.Equal(t, []string{"", "", ""}, c.holders())
 	})
 }
+
+// A prolongation that loses to the release of its own lease gave the token up too; the release then found it gone.
+func TestAProlongationThatTheReleaseOvertakesGivesNothingUp(t *testing.T) {
+	for _, live := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var ms []*memory
+			var stores []lock.Store
+			for range 5 {
+				m := &mouth{link: &link{memory: newMemory(0), rnd: rand.New(rand.NewPCG(1, 0))}}
+				ms, stores = append(ms, m.memory), append(stores, m)
+			}
+			s := redlock.Quorum(stores)
+			for _, m := range ms[:2] { // the release has been to the others
+				m.leases["lock:n"] = memoryLease{"token", time.Hour}
+			}
+			r := lock.Request{Key: lock.Key{Lock: "lock:n"}, Token: "token", TTL: time.Minute, Count: 16, Live: func() bool { return live }}
+			s.Renew(t.Context(), []lock.Request{r}, func(_ int, _ lock.Reply, err error) { require.ErrorIs(t, err, lock.ErrLost) })
+			require.NoError(t, s.Wait(t.Context()))
+			for _, m := range ms[:2] {
+				_, held := m.leases["lock:n"]
+				require.Equal(t, !live, held)
+			}
+		})
+	}
+}

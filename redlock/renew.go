@@ -51,13 +51,14 @@ func (q *quorum) prolong(ctx context.Context, r lock.Request) (lock.Reply, error
 }
 
 // verdict is what a vote means for a lease. A lease that is lost is given up everywhere: else nodes that still have it, or
-// get it yet, would keep it from others.
+// get it yet, would keep it from others. But not if its holder has ended it: nodes may lack it as its release is under way,
+// which would find it gone at those that are told twice.
 func (q *quorum) verdict(ctx context.Context, r lock.Request, c *count) error {
 	if c.won() {
 		return nil
 	}
 	err := c.loss(ctx)
-	if errors.Is(err, lock.ErrLost) {
+	if errors.Is(err, lock.ErrLost) && (r.Live == nil || r.Live()) {
 		left := lock.Request{Key: r.Key, Token: r.Token, TTL: r.TTL, Limit: patience(r.TTL)}
 		v := q.release(ctx, left, q.all, 0)
 		v.leave()
