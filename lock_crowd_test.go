@@ -251,8 +251,8 @@ func TestAPanicInAHookReachesTheCaller(t *testing.T) {
 	wg.Wait()
 }
 
-// The pool is exhausted for 600 ms. Callers leave after 100 ms, before anything was sent; it is sent nevertheless, when their
-// clean-up has ended.
+// The pool is exhausted for 600 ms. Callers leave after 100 ms, before anything was sent; nothing may be sent later either, when
+// their clean-up has ended.
 func TestNothingIsSentForThoseWhoHaveLeft(t *testing.T) {
 	for _, inline := range []bool{false, true} {
 		t.Run(fmt.Sprint(inline), func(t *testing.T) {

@@ -7,9 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/seed-b640e7e9/lock"
 	"github.com/seed-b640e7e9/lock/bench/internal/report"
 )
@@ -94,20 +91,23 @@ func handoffSteps(ctx context.Context, c config) (report.Table, error) {
 	}
 	var took [instants][]time.Duration
 	for i := range n {
-		next := make(chan *lock.Lock, 1)
+		var next *lock.Lock
+		result := make(chan error, 1)
 		go func() {
-			lk, _ := lockers[(i+1)%2].Acquire(ctx, name)
+			var err error
+			next, err = lockers[(i+1)%2].Acquire(ctx, name)
 			noted[returned].Store(int64(time.Since(began)))
-			next <- lk
+			result <- err
 		}()
 		time.Sleep(waits)
 		noted[released].Store(int64(time.Since(began)))
 		if err := lk.Release(ctx); err != nil {
 			return t, err
 		}
-		if lk = <-next; lk == nil {
-			return t, ctx.Err()
+		if err := <-result; err != nil {
+			return t, err
 		}
+		lk = next
 		for step := released + 1; step < instants; step++ {
 			took[step] = append(took[step], time.Duration(noted[step].Load()-noted[step-1].Load()))
 		}
@@ -117,17 +117,4 @@ func handoffSteps(ctx context.Context, c config) (report.Table, error) {
 		t.Add(stepNames[step], brief(at(took[step], 0.5)), brief(at(took[step], 0.99)))
 	}
 	return t, lk.Release(ctx)
-}
-
-// storePair takes and releases a free lock by the Store alone, without a lease, a watchdog or a Lock.
-func storePair(ctx context.Context, rdb *redis.Client) func() error {
-	s, name := lock.NewStore(rdb), newName()
-	return func() error {
-		r := lock.Request{Key: lock.Key{Lock: "lock:" + name}, Token: uuid.NewString(), TTL: ttl, From: name}
-		if _, err := s.Acquire(ctx, r); err != nil {
-			return err
-		}
-		_, err := s.Release(ctx, r)
-		return err
-	}
 }

@@ -189,6 +189,19 @@ func rawOnce(ctx context.Context, rdb redis.UniversalClient, key string) error {
 	return err
 }
 
+// storePair takes and releases a free lock by the Store alone, without a lease, a watchdog or a Lock.
+func storePair(ctx context.Context, rdb *redis.Client) func() error {
+	s, name := lock.NewStore(rdb), newName()
+	return func() error {
+		r := lock.Request{Key: lock.Key{Lock: "lock:" + name}, Token: uuid.NewString(), TTL: ttl, From: name}
+		if _, err := s.Acquire(ctx, r); err != nil {
+			return err
+		}
+		_, err := s.Release(ctx, r)
+		return err
+	}
+}
+
 func lockPair(ctx context.Context, l *lock.Locker, name string) func() error {
 	return func() error {
 		lk, err := l.Acquire(ctx, name)

@@ -389,6 +389,14 @@ var All = []Mutant{
 		Package: redlock, Run: "TestAHolderIsToldBeforeClocksThatGainAPercentLetAnotherIn",
 	},
 	{
+		Name: "Redlock's prolongation that gives up what its holder has released",
+		File: "redlock/renew.go",
+		Old:  " && (r.Live == nil || r.Live())",
+		New:  "",
+
+		Package: redlock, Run: "TestAProlongationThatTheReleaseOvertakesGivesNothingUp",
+	},
+	{
 		Name: "Redlock that counts nodes that got the token again",
 		File: "redlock/renew.go",
 		Old:  "n.Renew(limited, b.rs, func(k int, _ lock.Reply, err error) { b.answer(ctx, k, i, err) })",
